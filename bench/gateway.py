@@ -22,20 +22,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos.lab import load_of
 from bench.harness.command import run_benchmark
-from specdec.cli.processes import Service, free_ports, healthy, listening, paired, service
+from bench.harness.deployment import Processes, cpu_s
+from specdec.cli.processes import Service, free_ports, listening, service
 from specdec.client import Client
+from testing.lab import load_of
 
 _NORMAL, _TOKENS = 8, 200
 """Normal readers beside slow ones, and the tokens of each."""
 _LONGEST_S = 1800.0
-
-
-def cpu_s(running: Service) -> float:
-    """Processor seconds that a process has used."""
-    fields = Path(f"/proc/{running.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def over_grpc(client: Client, ids: list[int], max_tokens: int) -> tuple[float, int]:
@@ -62,19 +57,13 @@ async def over_http(client: httpx.AsyncClient, ids: list[int], max_tokens: int) 
 @asynccontextmanager
 async def running(pass_ms: float, *flags: str) -> AsyncIterator[tuple[Service, Service, Service, int]]:
     """Target, orchestrator, and gateway, which listens at the port. ``flags``: of the orchestrator."""
-    async with AsyncExitStack() as stack:
-        at, orchestrator, gateway = free_ports(3)
-        made = service("bench.models.table_service target", at, [f"--pass-ms={pass_ms}"])
-        target = await stack.enter_async_context(made)
-        own = [f"--target={target.address}", "--draft=", *flags]
-        behind = await stack.enter_async_context(service("orchestrator", orchestrator, own))
-        front = await stack.enter_async_context(
-            service("gateway", gateway, [f"--orchestrator=127.0.0.1:{orchestrator}"])
-        )
-        await listening(front)
-        await healthy(behind)
-        await paired(behind)
-        yield target, behind, front, gateway
+    async with Processes() as processes:
+        target = await processes.shared_model(("testing.table_service target", f"--pass-ms={pass_ms}"))
+        behind, _ = await processes.orchestrator(f"--target={target.address}", "--draft=", *flags)
+        [port] = free_ports(1)
+        async with service("gateway", port, [f"--orchestrator={behind.address}"]) as front:
+            await listening(front)
+            yield target, behind, front, port
 
 
 async def measure(requests: int, max_tokens: int) -> Table:
@@ -124,10 +113,10 @@ async def blocked(count: int, report: Callable[[str], None]) -> Table:
 
 async def _row(table: Table, name: str, http: httpx.AsyncClient, *services: Service) -> None:
     started = time.perf_counter()
-    told = await asyncio.gather(*(over_http(http, [each, 5, 6], _TOKENS) for each in range(_NORMAL)))
-    assert all(count >= _TOKENS for _, count in told)
+    answers = await asyncio.gather(*(over_http(http, [number, 5, 6], _TOKENS) for number in range(_NORMAL)))
+    assert all(count >= _TOKENS for _, count in answers)
     per_token_ms = 1e3 * (time.perf_counter() - started) / _TOKENS
-    table.add_row(name, f"{per_token_ms:.2f}", *(f"{_rss_mib(each):.0f}" for each in services))
+    table.add_row(name, f"{per_token_ms:.2f}", *(f"{_rss_mib(service):.0f}" for service in services))
 
 
 def _ask(port: int, number: int) -> socket.socket:

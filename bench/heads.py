@@ -1,30 +1,32 @@
-"""Tokens per pass and time of a target that drafts by itself, by the number of nodes: trees, and chains of as many.
+"""``specdec bench heads``: tokens per pass and time of a target that drafts by itself, by the number of nodes: trees,
+and chains of as many.
 
-    specdec bench heads --target MODEL --head DIRECTORY
-    specdec bench heads --target MODEL --self-draft recycling
-
-One sequence in one process, so that only the head differs. The questions are of other kinds than those of the trainer.
+One sequence in one process, so that only the head differs. The default questions are of other kinds than those that
+the bundled head was trained on.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+import typer
 from transformers import AutoTokenizer
 
-from specdec.cli.fetch import SmolLm2
+from bench.harness.command import Common, run_comparison
+from bench.harness.models import Models, PairName
+from bench.harness.questions import Question
+from bench.harness.report import USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of, usual_columns
+from bench.harness.runner import Answer, Ask, Case, Contender, Request, Run, at_temperatures
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import ModelServiceSettings
-from specdec.core.tree import EMPTY_TREE
+from specdec.runner.files import directory_of
 from specdec.runner.loading import load_runner
+from specdec.v1.generation_pb2 import SpeculationStats
 from target_service.heads.checkpoint import read_head
 from target_service.heads.proof import proved
 from target_service.language_model import LmVerifier
@@ -32,7 +34,8 @@ from target_service.self_draft.by_name import self_drafter
 from target_service.self_draft.trees import SelfDraftTrees
 from target_service.verifier import Decision, Job
 
-QUESTIONS = (
+_TOKENS = 64
+_QUESTIONS = (
     "My neighbour plays loud music every night. How should I talk to him?",
     "Which is heavier, a kilogram of feathers or a kilogram of iron? Explain.",
     "I have three eggs, flour and milk. What can I cook tonight?",
@@ -44,93 +47,102 @@ QUESTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Of one text."""
+def in_process(verifier: LmVerifier, tokenizer: Any, num_nodes: int) -> Ask:
+    """One sequence at a time, with trees of so many nodes. A run is what comes after the first pass, of the prompt."""
 
-    tokens_per_pass: float
-    ms_per_token: float
-    ids: list[int]
+    async def ask(request: Request) -> Run:
+        [prompt] = request.prompts
+        start = _ids(tokenizer, prompt)
+        sampling = SamplingParams(request.temperature)
+        spec = SequenceSpec(start, len(start), sampling, request.seed, Method.COUPLED, request.salt.encode())
+        open_, state = TargetOpen(spec, max_self_draft_nodes=num_nodes), verifier.open(spec)
+        ids, passes, started = list(start), 0, 0.0
+        while len(ids) < len(start) + request.max_tokens:
+            [decision], _ = verifier.verify([Job(open_, state, ids, self_draft_nodes=num_nodes)])
+            if not isinstance(decision, Decision):
+                assert decision is None, decision
+                continue
+            ids += [*(decision.self_draft.token_ids[node] for node in decision.accepted), decision.next_token]
+            passes += 1
+            started = started or time.perf_counter()
+        seconds = time.perf_counter() - started
+        verifier.close(state)
+        new = ids[len(start) : len(start) + request.max_tokens]
+        return Run(seconds, [Answer(new[1:], tokenizer.decode(new), SpeculationStats(num_rounds=passes - 1))])
 
-
-def decode(
-    verifier: LmVerifier, prompt: list[int], num_nodes: int, temperature: float, num_tokens: int, salt: bytes
-) -> Row:
-    spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 7, Method.COUPLED, salt)
-    memory, ids, passes, started = verifier.open(spec), list(prompt), 0, 0.0
-    while len(ids) < len(prompt) + num_tokens:
-        [decision], _ = verifier.verify(
-            [Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)]
-        )
-        if not isinstance(decision, Decision):
-            assert decision is None, decision
-            continue
-        ids += [*(decision.self_draft.token_ids[node] for node in decision.accepted), decision.next_token]
-        passes += 1
-        started = started or time.perf_counter()  # after the prompt
-    seconds, num = time.perf_counter() - started, len(ids) - len(prompt) - 1
-    verifier.close(memory)
-    return Row(num / (passes - 1), seconds / num * 1e3, ids[: len(prompt) + num_tokens])
+    return ask
 
 
-def main() -> None:
-    fetched = SmolLm2.in_cache()
-    parser = argparse.ArgumentParser("specdec bench heads", description="Tokens per pass of a target with its head.")
-    parser.add_argument("--target", type=Path, default=fetched.target, help="checkpoint; default: the fetched model")
-    parser.add_argument("--head", type=Path, default=fetched.head, help="directory of the head")
-    parser.add_argument("--self-draft", help="a method without a head: recycling, or lookahead:W,N,G")
-    parser.add_argument(
-        "--nodes", type=int, nargs="*", default=[0, 2, 4, 8], help="nodes of a tree; 0: the target alone"
-    )
-    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    options = parser.parse_args()
-    settings = ModelServiceSettings(model=str(options.target), kv_slots=4096)
-    runner = load_runner(settings)
-    own = (
-        self_drafter(options.self_draft, runner.info.vocab_size)
-        if options.self_draft
-        else proved(read_head(options.head), runner)
-    )
-    # A chain is the static tree of first guesses.
-    chains = SelfDraftTrees(own.head, [[0] * max(1, *options.nodes)]) if isinstance(own, SelfDraftTrees) else own
-    verifiers = [LmVerifier(runner, own), LmVerifier(runner, chains)]
-    tokenizer = AutoTokenizer.from_pretrained(options.target)
-    console = Console()
-    settings_of = [(t, n, chain) for t in options.temperatures for n in options.nodes for chain in (False, True)]
-    columns = ("temperature", "nodes", "tokens per pass", "of a chain", "ms per token", "over alone")
-    table = Table(*columns, box=None)
-    rows: dict[tuple[float, int, bool], list[Row]] = {setting: [] for setting in settings_of}
-    for question in track(QUESTIONS, "Asking", console=console):
-        for temperature, nodes, as_chain in settings_of:
-            prompt = _prompt(tokenizer, question)
-            salt = repr((temperature, nodes, as_chain)).encode()  # no setting learns from another one's answer
-            found = decode(verifiers[as_chain], prompt, nodes, temperature, options.tokens, salt)
-            rows[temperature, nodes, as_chain].append(found)
-    num_wrong = 0
-    for temperature in options.temperatures:
-        alone = rows[temperature, 0, False]
-        for nodes in options.nodes:
-            tree, chain = rows[temperature, nodes, False], rows[temperature, nodes, True]
-            num_wrong += sum(a.ids != b.ids for some in (tree, chain) for a, b in zip(some, alone, strict=True))
-            speeds = [a.ms_per_token / b.ms_per_token for a, b in zip(alone, tree, strict=True)]
-            table.add_row(
-                f"{temperature:g}",
-                str(nodes),
-                f"{fmean(row.tokens_per_pass for row in tree):.2f}",
-                f"{fmean(row.tokens_per_pass for row in chain):.2f}",
-                f"{median(row.ms_per_token for row in tree):.1f}",
-                f"{median(speeds):.2f} x",
-            )
-    console.print(table)
-    console.print("All texts are equal." if not num_wrong else f"{num_wrong} texts DIFFER.")
-    raise SystemExit(bool(num_wrong))
-
-
-def _prompt(tokenizer: Any, question: str) -> list[int]:
-    messages = [{"role": "user", "content": question}]
+def _ids(tokenizer: Any, prompt: Mapping[str, Any]) -> list[int]:
+    if "text" in prompt:
+        return list(tokenizer(prompt["text"])["input_ids"])
+    messages = prompt["chat"]["messages"]
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
 
 
+def contenders_of(models: Models, common: Common, self_draft: str, nodes: list[int]) -> list[Contender]:
+    """The target alone, and trees and chains of nodes. Raises ValueError for a head that cannot be used."""
+    if not (models.heads or self_draft):
+        raise ValueError("this needs a head of the target (--head), or a method without one (--self-draft)")
+    directory = directory_of(models.target)
+    settings = {"model": str(directory), "kv_slots": 4096, "dtype": common.dtype or "auto", "threads": common.threads}
+    runner = load_runner(ModelServiceSettings.model_validate(settings))
+    if self_draft:
+        drafter = self_drafter(self_draft, runner.info.vocab_size)
+    else:
+        drafter = proved(read_head(Path(models.heads[0])), runner)
+    verifier, tokenizer = LmVerifier(runner, drafter), AutoTokenizer.from_pretrained(directory)
+    contenders = [Contender("target alone", in_process(verifier, tokenizer, 0))]
+    # A chain is the static tree of first guesses.
+    shapes = {"nodes": verifier}
+    if isinstance(drafter, SelfDraftTrees):
+        shapes["in a chain"] = LmVerifier(runner, SelfDraftTrees(drafter.head, [[0] * max(nodes)]))
+    for number in nodes:
+        for shape, of_shape in shapes.items():
+            ask = in_process(of_shape, tokenizer, number)
+            contenders.append(Contender(f"{number} {shape}", ask, contenders[0].name))
+    return contenders
+
+
+def main(
+    common: Common,
+    nodes: Annotated[
+        list[int] | None, typer.Option(min=1, help="of a tree; may be repeated [default: 2, 4, 8]")
+    ] = None,
+    self_draft: Annotated[
+        str, typer.Option(metavar="NAME", help="instead of a head: recycling, or lookahead:W,N,G")
+    ] = "",
+) -> None:
+    """Tokens per pass and speed of a target that drafts by itself, by the number of nodes, in trees and in chains.
+
+    Default models: smollm2 with its head, in one process. Of a running deployment: by the number of draft tokens.
+    """
+    numbers, max_tokens = nodes or [2, 4, 8], common.tokens or _TOKENS
+    own_questions = [Question("", (text,)) for text in _QUESTIONS]
+
+    @asynccontextmanager
+    async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
+        asked = common.asked(per_task=1) if common.questions else own_questions
+        turns = [[question] for question in asked]
+        temperatures = common.temperature or [0.0, 1.0]
+        if common.is_running:
+            say(conditions("a running deployment", max_tokens))
+            async with common.endpoint() as endpoint:
+                contenders = [Contender("target alone", endpoint.asks(num_draft_tokens=0))]
+                for number in numbers:
+                    contender = endpoint.asks(num_draft_tokens=number)
+                    contenders.append(Contender(f"{number} draft tokens", contender, contenders[0].name))
+                yield at_temperatures([Case("", turns, contenders)], temperatures)
+            return
+        models = common.models(PairName.smollm2, directory)
+        say(conditions(models.label, max_tokens))
+        yield at_temperatures([Case("", turns, contenders_of(models, common, self_draft, numbers))], temperatures)
+
+    results = compare(prepare, max_tokens)
+    tables = {"By the number of nodes": by_case(results, usual_columns(results))}
+    chart = heat_of("Speed over the target alone", results, but="target alone")
+    finish(common, results, tables, chart, USUAL_LEGEND)
+
+
 if __name__ == "__main__":
-    main()
+    run_comparison(main, "draft")

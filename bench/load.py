@@ -1,31 +1,39 @@
-"""``specdec bench load``: what drafting gives at growing load, beside the formula.
+"""``specdec bench load``: what drafting gives at growing load.
 
-Table models behind the real services: a pass takes a fixed time and some for each row, as on a GPU. So draft tokens
-cost little beside one request and much beside a hundred. How much is drafted is chosen; every text is compared.
+A pair of models answers 1 to 128 requests at the same time. Without a pair, these are table models behind the real
+services: a pass takes a fixed time and some for each row, as on a GPU. So draft tokens cost little next to one request
+and much next to a hundred. How much is drafted is chosen; every text is compared.
 
-The formula is that of the policy: the number k of draft tokens with the most tokens per second, where n requests have k
-each, or none. goodput(k) = n E[accepted + 1] / (drafting(k) + pass(n (k + 1))).
+For table models there is the formula of the policy (specdec/speculation/cost.py): the number of draft tokens with the
+most tokens per second, where all requests have equally many, or none.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from bench.harness.command import run_benchmark
+from bench.harness.command import Common, run_comparison
 from bench.harness.deployment import Processes
-from specdec.client import Client
+from bench.harness.endpoints import OverGrpc
+from bench.harness.methods import ALONE, KV_SLOTS, against_alone, as_deployed, served, with_models
+from bench.harness.models import PairName, label_of
+from bench.harness.questions import Question
+from bench.harness.report import Lines, Panel, Say, Values, compare, conditions, finish, matrix, values
+from bench.harness.runner import Case, Contender, Results, at_temperatures
+from specdec.speculation.cost import best_number, chain_chances, expected_tokens
 
 PASS_MS, ROW_US, STEP_MS, ACCEPTANCE, PERIOD = 20.0, 150.0, 1.0, 0.75, 32
-_MOST = 8
-"""Draft tokens of a round at most if the number is chosen; 16 of a lookup."""
+"""Of the table models."""
+_MAX_DRAFT_TOKENS, _MAX_LOOKUP_TOKENS = 8, 16
+"""Of a round, if the number is chosen."""
+_TABLE_TOKENS, _TOKENS = 160, 64
+_KV_SLOTS_OF_A_REQUEST = 512
 
 
 def pass_ms(rows: int) -> float:
@@ -34,77 +42,119 @@ def pass_ms(rows: int) -> float:
 
 def formula(method: str, requests: int, tokens: int) -> float:
     """The speed over the target alone."""
-    alone = pass_ms(requests)
+    repeats = method == "lookup"  # all is right once the text has begun to repeat itself
+    chances = itertools.repeat(1.0) if repeats else chain_chances([ACCEPTANCE])
+    expected = expected_tokens(chances, _MAX_LOOKUP_TOKENS if repeats else _MAX_DRAFT_TOKENS)
+    step_ms = STEP_MS if method == "draft" else 0.0
 
-    def seconds(k: int) -> float:
-        """Of a token, in units of the target alone's."""
-        if method == "lookup":  # all is right once the text has begun to repeat itself
-            repeated = (tokens - PERIOD) / (k + 1) * pass_ms(requests * (k + 1))
-            return (PERIOD * alone + repeated) / tokens / alone
-        expected = sum(ACCEPTANCE**number for number in range(k + 1))
-        drafting_ms = STEP_MS * k if method == "draft" else 0.0
-        return (drafting_ms + pass_ms(requests * (k + 1))) / expected / alone
+    def round_ms(number: int) -> float:
+        return step_ms * number + pass_ms(requests * (number + 1))
 
-    return 1 / min(map(seconds, range((16 if method == "lookup" else _MOST) + 1)))
-
-
-async def _rate(client: Client, requests: int, tokens: int, number: int | None) -> tuple[float, list[list[int]]]:
-    """Tokens per second of all requests, and their texts."""
-    fixed = {} if number is None else {"num_draft_tokens": number}
-
-    async def one(seed: int) -> list[int]:
-        [sample] = await client.generate(token_ids={"token_ids": [1, 2, seed]}, max_tokens=tokens, seed=seed, **fixed)
-        return list(sample.token_ids)
-
-    started = time.perf_counter()
-    texts = await asyncio.gather(*map(one, range(requests)))
-    return requests * tokens / (time.perf_counter() - started), texts
+    best = best_number(expected, round_ms, range(len(expected)))
+    token_ms, alone_ms = round_ms(best) / expected[best], pass_ms(requests)
+    if repeats:
+        token_ms = (PERIOD * alone_ms + (tokens - PERIOD) * token_ms) / tokens
+    return alone_ms / token_ms
 
 
-async def measure(loads: list[int], tokens: int, done: Callable[[], None]) -> list[tuple[int, str, float, float]]:
-    """Requests, method, tokens per second and the speed over the target alone. Raises StartError, and ValueError if a
-    text differs."""
-    cost = [f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}"]
+async def table_contenders(processes: Processes) -> list[list[Contender]]:
+    """By method, each next to its own target alone: one target's text repeats itself, another one has a head."""
     text = [f"--acceptance={ACCEPTANCE}", "--max-sequences=4096"]
-    async with Processes() as made:
-        target = "bench.models.table_service target"
-        plain = await made.model(target, *cost, *text)
-        headed = await made.model(target, *cost, *text, "--self-drafts")
-        repeating = await made.model(target, *cost, *text, f"--period={PERIOD}")
-        draft = await made.model("bench.models.table_service draft", f"--pass-ms={STEP_MS}", *text)
-        _, by_lookup = await made.orchestrator(f"--target={repeating.address}")
-        _, by_draft = await made.orchestrator(f"--target={plain.address}", f"--draft={draft.address}")
-        _, self_drafts = await made.orchestrator(f"--target={headed.address}")
-        found = []
-        for requests in loads:
-            for method, client in (("lookup", by_lookup), ("draft", by_draft), ("head", self_drafts)):
-                await _rate(client, requests, tokens, None)  # the policy learns
-                alone, expected = await _rate(client, requests, tokens, 0)
-                rate, texts = await _rate(client, requests, tokens, None)
-                if texts != expected:
-                    raise ValueError(f"the texts of {requests} requests differ with {method}")
-                found.append((requests, method, rate, rate / alone))
-                done()
-        return found
+    target = ("testing.table_service target", f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}", *text)
+    draft = ("testing.table_service draft", f"--pass-ms={STEP_MS}", *text)
+    deployments = {
+        "lookup": ((*target, f"--period={PERIOD}"), ()),
+        "draft": (target, draft),
+        "head": ((*target, "--self-drafts"), ()),
+    }
+    contenders = []
+    for name, (of_target, of_draft) in deployments.items():
+        _, client = await processes.deployment(of_target, of_draft)
+        endpoint = OverGrpc(client, salted=False)
+        contenders.append(against_alone(endpoint, {name: endpoint}))
+    return contenders
+
+
+def case_of(num_requests: int, contenders: Sequence[Contender], questions: Sequence[Question], repeats: int) -> Case:
+    """After one turn in which the policy learns. Every turn has other questions, as long as there are any."""
+    turns = [
+        [questions[(turn * num_requests + index) % len(questions)] for index in range(num_requests)]
+        for turn in range(1 + repeats)
+    ]
+    return Case(f"{num_requests}", turns, contenders, num_warm_ups=1)
+
+
+def over_alone(results: Results, tokens: int, with_formula: bool) -> dict[str, dict[str, float]]:
+    """The speed over the target alone, by method and number of requests."""
+    ratios: dict[str, dict[str, float]] = {}
+    alone = results.rows[0]
+    for row in results.rows:
+        if row.contender == ALONE:
+            alone = row
+            continue
+        ratios.setdefault(row.contender, {})[row.case] = row.over(alone)
+        if with_formula:
+            by_formula = formula(row.contender, _number(row.case), tokens)
+            ratios.setdefault(f"  formula, {row.contender}", {})[row.case] = by_formula
+    return ratios
+
+
+def _number(case: str) -> int:
+    """Of requests."""
+    return int(case.partition(",")[0])
+
+
+def _chart(ratios: Values) -> Lines:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name, of_cases in ratios.items():
+        for case, ratio in of_cases.items():
+            _, _, temperature = case.partition(",")
+            lines.setdefault(f"{name}{temperature}", []).append((_number(case), ratio))
+    panel = Panel("Speed over the target alone", "requests at the same time", lines)
+    return Lines("What drafting gives at growing load", [panel], logarithmic=True)
 
 
 def main(
+    common: Common,
     requests: Annotated[str, typer.Option(help="numbers of concurrent requests, separated by commas")] = "1,8,32,128",
-    tokens: Annotated[int, typer.Option(min=64, help="tokens of each answer")] = 160,
+    repeats: Annotated[int, typer.Option(min=1, help="turns; medians are shown")] = 1,
 ) -> None:
-    """Tokens per second over the target alone by the number of requests, beside the formula, with table models."""
-    console, loads = Console(highlight=False), [int(each) for each in requests.split(",")]
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("Asking", total=3 * len(loads))
-        found = asyncio.run(measure(loads, tokens, lambda: progress.advance(bar)))
-    table = Table("requests", "method", "tokens/s", "over alone", "formula", box=None, header_style="bold")
-    for number, method, rate, ratio in found:
-        row = (f"{rate:.0f}", f"{ratio:.2f} x", f"{formula(method, number, tokens):.2f} x")
-        table.add_row(str(number), method, *row)
-    console.print(table)
-    told = f"pass {PASS_MS:g} ms and {ROW_US:g} us per row; acceptance {ACCEPTANCE:g}, {STEP_MS:g} ms per draft token;"
-    console.print(f"{told} lookup: a text that repeats itself every {PERIOD} tokens; all texts are equal", style="dim")
+    """Tokens per second over the target alone by the number of requests, with lookup, with drafts, and with heads.
+
+    Default models: table models, next to the formula. A running deployment is measured as it is, and without drafting.
+    """
+    loads = [int(number) for number in requests.split(",")]
+    of_tables = not common.is_running and common.target is None and common.pair in (None, PairName.table)
+    max_tokens = common.tokens or (_TABLE_TOKENS if of_tables else _TOKENS)
+
+    @asynccontextmanager
+    async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
+        async with AsyncExitStack() as stack:
+            if of_tables:
+                say(conditions(label_of(PairName.table), max_tokens))
+                asked = [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(1024)]
+                groups = await table_contenders(await stack.enter_async_context(Processes()))
+            elif common.is_running:
+                say(conditions("a running deployment", max_tokens))
+                asked, groups = common.asked(), [await stack.enter_async_context(as_deployed(common))]
+            else:
+                models = common.models(PairName.smollm2, directory)
+                say(conditions(models.label, max_tokens))
+                kv_slots = max(KV_SLOTS, _KV_SLOTS_OF_A_REQUEST * max(loads))
+                contenders = served(common, models.target, with_models(models), kv_slots)
+                asked, groups = common.asked(), [await stack.enter_async_context(contenders)]
+            cases = [case_of(number, contenders, asked, repeats) for number in loads for contenders in groups]
+            yield at_temperatures(cases, common.temperature or [1.0 if of_tables else 0.0])
+
+    results = compare(prepare, max_tokens)
+    ratios = over_alone(results, max_tokens, with_formula=of_tables)
+    speeds = values(results, lambda row: row.tokens_per_s, but=ALONE if of_tables else "")
+    tables = {
+        "Tokens per second of all requests, by their number": matrix(speeds),
+        "Speed over the target alone, by the number of requests": matrix(ratios),
+    }
+    finish(common, results, tables, _chart(ratios), over_alone=ratios)
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_comparison(main)

@@ -1,4 +1,4 @@
-"""``specdec bench soak``: many short requests, some of them cancelled, and the resources they leave in each process.
+"""Many short requests, some of them cancelled, and the resources that they leave in each process (`specdec chaos 22`).
 
 Table models run behind the real services, each in its own process. Memory, descriptors, threads, tasks, sequences and
 streams are read at equal intervals of requests. Growth after the warm-up is a leak.
@@ -7,21 +7,13 @@ streams are read at equal intervals of requests. Growth after the warm-up is a l
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import urllib.request
-from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
 from specdec.cli.processes import Service, free_ports
 from specdec.client import Client
@@ -72,56 +64,15 @@ class Soaked:
         return self.readings[process][_PARTS // 2 :]
 
 
-def main(
-    requests: Annotated[int, typer.Option(help="total number of requests")] = 20_000,
-    concurrency: Annotated[int, typer.Option(help="concurrent requests")] = 64,
-    cancelled: Annotated[float, typer.Option(help="share of requests that are cancelled at a random point")] = 0.1,
-    seed: Annotated[int, typer.Option(help="seed of the requests and of the cancellations")] = 1,
-    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
-) -> None:
-    """Run many short requests and show which resources grow."""
-    console = Console()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("requests", total=requests)
-        soaked = asyncio.run(
-            soak(requests, concurrency, cancelled, random.Random(seed), lambda done: progress.advance(task, done))
-        )
-    table = Table(box=None, header_style="bold")
-    for column in ("process", "KiB per 10,000 requests", "RSS MiB", "descriptors", "threads", "tasks"):
-        table.add_column(column, justify="left" if column == "process" else "right")
-    for name, mine in soaked.readings.items():
-        first, last = mine[0], mine[-1]
-        table.add_row(
-            name,
-            f"{soaked.kib_per_10000(name):.0f}",
-            f"{first.rss_kib / 1024:.1f} .. {last.rss_kib / 1024:.1f}",
-            f"{first.descriptors} .. {last.descriptors}",
-            f"{first.threads} .. {last.threads}",
-            f"{first.tasks} .. {last.tasks}",
-        )
-    console.print(table)
-    console.print(f"left behind: {soaked.left}", highlight=False)
-    if json_file:
-        readings = [asdict(reading) for mine in soaked.readings.values() for reading in mine]
-        ratios = {f"rss_kib_per_10000_{name}": round(soaked.kib_per_10000(name), 1) for name in soaked.readings}
-        with open(json_file, "w") as file:
-            json.dump({"readings": readings, "left": soaked.left, "ratios": ratios}, file, indent=1)
-
-
-async def soak(
-    requests: int,
-    concurrency: int,
-    cancelled: float,
-    chance: random.Random,
-    advance: Callable[[int], object] = lambda done: None,
-) -> Soaked:
-    """Run the requests and read every process after each part; ``advance`` gets the requests of each finished part."""
+async def soak(requests: int, concurrency: int, cancelled: float, chance: random.Random) -> Soaked:
+    """Run the requests, of which a share is ``cancelled`` at a random point, and read every process after each part."""
     names = ("target", "draft", "orchestrator")
-    async with Processes() as made:
+    async with Processes() as processes:
         metrics_ports = dict(zip(names, free_ports(3), strict=True))
         metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
-        services = {name: await made.model(f"bench.models.table_service {name}", metrics[name]) for name in names[:2]}
-        services["orchestrator"], client = await made.orchestrator(
+        module = "testing.table_service"
+        services = {name: await processes.model(f"{module} {name}", metrics[name]) for name in names[:2]}
+        services["orchestrator"], client = await processes.orchestrator(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",
             f"--max-live-sequences={concurrency}",
@@ -136,7 +87,6 @@ async def soak(
             for name in names:
                 tasks = await asyncio.to_thread(_tasks, metrics_ports[name])
                 readings[name].append(_read(services[name], name, part * requests // _PARTS, tasks))
-            advance(requests // _PARTS)
         return Soaked(readings, await _left(services, client))
 
 
@@ -196,7 +146,3 @@ async def _left(services: dict[str, Service], client: Client) -> dict[str, int]:
             f"{name}_streams": load.open_streams,
         }
     return left
-
-
-if __name__ == "__main__":
-    run_benchmark(main)

@@ -49,7 +49,7 @@ class DraftSequence(Generic[State]):
     spec: SequenceSpec
     ids: MutableSequence[int]
     tree: TokenTree = EMPTY_TREE
-    memory: State = None  # type: ignore[assignment]  # the engine opens it before the first pass
+    state: State = None  # type: ignore[assignment]  # the engine opens it before the first pass
     branches: tuple[Branch, ...] = ()
     num_siblings: int = 0
     num_candidates: int = 1
@@ -73,7 +73,7 @@ class Drafter(Protocol[State]):
     def open(self, spec: SequenceSpec) -> State:
         """The state of a new sequence."""
 
-    def close(self, memory: State) -> None: ...
+    def close(self, state: State) -> None: ...
 
     def learn(self, sequences: Sequence[DraftSequence[State]]) -> Sequence[SpecdecError | bool]:
         """Feed the committed ids of all sequences in one pass.

@@ -18,8 +18,8 @@ from specdec.core.limits import MAX_TREE_ROWS, take_turns
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
-from specdec.server.model_pass import lose, run_pass
-from specdec.server.step_loop import Key, Results, nothing
+from specdec.server.model_pass import run_pass
+from specdec.server.step_loop import Key, Results, noop
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import PASS_ROWS
 
@@ -49,7 +49,7 @@ class DraftEngine:
         self._works: dict[Key, Work] = {}
         self._fresh: dict[Key, Work] = {}  # submitted since the last step
         self._batch: list[Key] = []
-        self._held: set[int] = set()  # streams under backpressure
+        self._paused: set[int] = set()  # streams under backpressure
         self._passes = 0
         self._draining = False
 
@@ -63,7 +63,7 @@ class DraftEngine:
             method = open_.spec.method.value
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
         ids = array("I", open_.spec.token_ids)
-        sequence = DraftSequence(open_.spec, ids, memory=self._drafter.open(open_.spec))
+        sequence = DraftSequence(open_.spec, ids, state=self._drafter.open(open_.spec))
         self._begin(key, sequence, AcceptanceModel(self._chances), advance=0, budget=budget)
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
@@ -109,16 +109,16 @@ class DraftEngine:
     def close(self, key: Key) -> None:
         self._fresh.pop(key, None)
         if (work := self._works.pop(key, None)) is not None:
-            lose(self._drafter, work.sequence)
+            self._lose(work.sequence)
 
-    def hold(self, stream: int, held: bool) -> None:
-        (self._held.add if held else self._held.discard)(stream)
+    def pause(self, stream: int, paused: bool) -> None:
+        (self._paused.add if paused else self._paused.discard)(stream)
 
     def drain(self) -> None:
         self._draining = True
 
     @property
-    def rest_s(self) -> float:
+    def batch_delay_s(self) -> float:
         return 0.0  # a step is short, and a sequence that returns joins the next one
 
     @property
@@ -140,7 +140,7 @@ class DraftEngine:
         num_waiting = sum(not (work.answered and work.learnt) for work in works)
         return Load(len(works), num_waiting, kv_slots_used=used, kv_slots_total=total, passes=self._passes)
 
-    def step(self, look: Callable[[], None] = nothing) -> Results:
+    def step(self, poll: Callable[[], None] = noop) -> Results:
         """One pass. It grows every requested tree by a level, or by several if the drafter can. If none is requested,
         it feeds committed ids; if all are fed, it grows ahead of the nodes in flight."""
         self._batch = []
@@ -171,8 +171,8 @@ class DraftEngine:
         return results
 
     def _grows(self, key: Key, work: Work) -> bool:
-        held = work.ahead and key.stream in self._held and not self._draining
-        return not (work.answered or held)
+        paused = work.ahead and key.stream in self._paused and not self._draining
+        return not (work.answered or paused)
 
     def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, Work]:
         """The part of these sequences that is in the next pass, which has at most MAX_TREE_ROWS rows."""
@@ -233,6 +233,17 @@ class DraftEngine:
     def _run(
         self, verb: Callable[[Sequence[DraftSequence]], Sequence[_Outcome]], works: Mapping[Key, Work]
     ) -> list[_Outcome | SpecdecError]:
-        outcomes = run_pass(self._drafter, verb, [work.sequence for work in works.values()])
+        def compute(sequences: Sequence[DraftSequence]) -> Sequence[_Outcome]:
+            for sequence in sequences:
+                if sequence.state is None:  # lost, or the drafter needs none
+                    sequence.state = self._drafter.open(sequence.spec)
+            return verb(sequences)
+
+        outcomes = run_pass(compute, [work.sequence for work in works.values()], self._lose)
         self._passes += 1
         return outcomes
+
+    def _lose(self, sequence: DraftSequence) -> None:
+        state, sequence.state = sequence.state, None
+        if state is not None:
+            self._drafter.close(state)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway import logprobs
-from gateway.bodies import ChatBody, CompletionBody, Generation
+from gateway.bodies import ChatBody, CompletionBody
 from gateway.calls import Call
 from gateway.tools import Parser, Part, Reasoning, Text
 from gateway.usage import Usage
@@ -53,11 +53,11 @@ class _Sample:
 
 
 class Answer:
-    """The answer to one request. ``kind``: the value of ``object``, which for chunks ends in .chunk in chat."""
+    """The answer to one request."""
 
     def __init__(
         self,
-        body: Generation,
+        body: ChatBody | CompletionBody,
         num_prompts: int,
         request_id: str,
         model: str,
@@ -76,58 +76,45 @@ class Answer:
         self.usage = Usage(num_prompts, body.prediction is not None, not self._prompt_only)
         self._prompts: list[list[generation_pb2.Prompt]] = [[] for _ in range(num_prompts)]
         self._samples = [_Sample(parser=parser()) for _ in range(num_prompts * self.num_samples)]
-        self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._num_top, self._as_ids = body.num_top_logprobs, bool(body.return_tokens_as_token_ids)
         self._echoes = isinstance(body, CompletionBody) and bool(body.echo)
 
     # --- as a whole --------------------------------------------------------------------------------------------
 
-    def take(self, prompt: int, response: generation_pb2.GenerateResponse) -> None:
-        """Take in a response to one of the prompts."""
+    def collect(self, prompt: int, response: generation_pb2.GenerateResponse) -> None:
+        """Add a response to one of the prompts."""
         for _ in self.chunks(prompt, response):
             pass
 
     def whole(self) -> dict[str, Any]:
-        """The answer, once all responses are taken."""
+        """The answer, once all responses are collected."""
         choices = [self._choice(index, sample) for index, sample in enumerate(self._samples)]
-        found = self._envelope("chat.completion" if self.is_chat else "text_completion", choices)
-        found["usage"] = self.usage.tokens
+        answer = self._envelope("chat.completion" if self.is_chat else "text_completion", choices)
+        answer["usage"] = self.usage.tokens
         if (speculation := self.usage.speculation) is not None:
-            found["metrics"] = speculation
-        if self.is_chat:
-            found |= self._of_prompt(0)
-        return found
+            answer["metrics"] = speculation
+        return answer | (self._of_prompt(0) if self.is_chat else {})
 
     def _choice(self, index: int, sample: _Sample) -> dict[str, Any]:
-        prompt = index // self.num_samples
-        found: dict[str, Any] = {"index": index}
-        text = "".join(sample.text)
-        if self.is_chat:
-            found["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-            if sample.calls:
-                calls = [{name: value for name, value in call.items() if name != "index"} for call in sample.calls]
-                found["message"] |= {"content": text or None, "tool_calls": calls}
-            if sample.reasoning:
-                found["message"]["reasoning"] = "".join(sample.reasoning)
-            parts = [entry for each in sample.logprobs for entry in each["content"]]
-            found["logprobs"] = {"content": parts, "refusal": None} if self._wants_logprobs else None
-        else:
-            found["text"] = text
-            found["logprobs"] = _merged(sample.logprobs) if self._wants_logprobs else None
-            found |= self._of_prompt(prompt)
-        found |= {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+        choice: dict[str, Any] = {"index": index}
+        choice |= {"message": _message(sample)} if self.is_chat else {"text": "".join(sample.text)}
+        choice["logprobs"] = logprobs.merged(sample.logprobs, self.is_chat) if self._num_top is not None else None
+        if not self.is_chat:
+            choice |= self._of_prompt(index // self.num_samples)
+        choice |= {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
         if self.body.return_token_ids:
-            found["token_ids"] = sample.token_ids
+            choice["token_ids"] = sample.token_ids
         if self.body.return_origins:
-            found["specdec"] = {"origins": sample.origins, "rounds": sample.rounds}
-        return found
+            choice["specdec"] = {"origins": sample.origins, "rounds": sample.rounds}
+        return choice
 
     def _of_prompt(self, prompt: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = logprobs.of_prompt(self._prompts[prompt], self.body.prompt_logprobs)
+            fields["prompt_logprobs"] = logprobs.of_prompt(self._prompts[prompt], self.body.prompt_logprobs)
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = self._prompt_ids(prompt)
-        return found
+            fields["prompt_token_ids"] = self._prompt_ids(prompt)
+        return fields
 
     def _prompt_ids(self, prompt: int) -> list[int]:
         return [token_id for part in self._prompts[prompt] for token_id in part.token_ids]
@@ -152,12 +139,12 @@ class Answer:
             self._samples[prompt * self.num_samples + response.round.index].rounds.append(_round(response.round))
         elif response.HasField("chunk"):
             self.usage.add(prompt, response.chunk)
-            found = self._chunk(choice := self._delta(prompt, response.chunk))
+            chunk = self._chunk(choice := self._delta(prompt, response.chunk))
             sample = self._samples[choice["index"]]
             if self.body.return_token_ids and not sample.has_prompt:
                 sample.has_prompt = True
-                (found if self.is_chat else choice)["prompt_token_ids"] = self._prompt_ids(prompt)
-            yield found
+                (chunk if self.is_chat else choice)["prompt_token_ids"] = self._prompt_ids(prompt)
+            yield chunk
 
     def ends(self) -> Iterator[dict[str, Any]]:
         """The last chunk of a stream, with the usage, if it is requested."""
@@ -171,9 +158,9 @@ class Answer:
         if not self._echoes:
             return
         for index in range(prompt * self.num_samples, (prompt + 1) * self.num_samples):
-            found = self._extended(index, part, part.text)
+            logs = self._append(index, part, part.text)
             self._samples[index].num_echoed += len(part.text)
-            yield self._chunk({"index": index, "text": part.text, "logprobs": found, "finish_reason": None})
+            yield self._chunk({"index": index, "text": part.text, "logprobs": logs, "finish_reason": None})
 
     def _delta(self, prompt: int, chunk: generation_pb2.Chunk) -> dict[str, Any]:
         index = prompt * self.num_samples + chunk.index
@@ -186,7 +173,7 @@ class Answer:
         if self.is_chat:
             parts = sample.parser.feed(chunk.text) + (sample.parser.end() if chunk.HasField("finish") else [])
             text, delta = _delta_of(parts, sample, self.body.parallel_tool_calls is not False)
-        found = self._extended(index, chunk, text)
+        logs = self._append(index, chunk, text)
         sample.token_ids += chunk.token_ids
         origins = [_ORIGINS[origin] for origin in chunk.origins]
         sample.origins += origins
@@ -198,7 +185,7 @@ class Answer:
             sample.stop_reason = getattr(chunk.finish, matched) if matched else None
             if matched == "stop_token_id" and sample.stop_reason not in (self.body.stop_token_ids or ()):
                 sample.stop_reason = None  # the model's end token
-        choice: dict[str, Any] = {"index": index, "logprobs": found, "finish_reason": sample.finish_reason}
+        choice: dict[str, Any] = {"index": index, "logprobs": logs, "finish_reason": sample.finish_reason}
         choice |= {"delta": delta} if self.is_chat else {"text": text}
         if sample.finish_reason:
             choice["stop_reason"] = sample.stop_reason
@@ -210,37 +197,32 @@ class Answer:
             sample.num_rounds_sent = len(sample.rounds)
         return choice
 
-    @property
-    def _wants_logprobs(self) -> bool:
-        body = self.body
-        return bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
-
-    def _extended(self, index: int, told: logprobs.Told, text: str) -> dict[str, Any] | None:
-        """Append ``text`` and logprobs to a choice; the logprobs of ``told`` alone, if they are requested."""
-        sample, found = self._samples[index], None
-        body = self.body
-        if self._wants_logprobs:
-            if isinstance(body, ChatBody):
-                found = logprobs.of_chat(told, body.top_logprobs or 0, self._as_ids)
-            elif isinstance(body, CompletionBody):
-                base = 0 if isinstance(told, generation_pb2.Prompt) else sample.num_echoed
-                found = logprobs.of_completion(told, body.logprobs or 0, self._as_ids, sample.num_characters, base)
-            sample.logprobs.append(found)
+    def _append(self, index: int, piece: logprobs.Piece, text: str) -> dict[str, Any] | None:
+        """Append ``text`` and logprobs to a choice; the logprobs of the piece alone, if they are requested."""
+        sample, logs = self._samples[index], None
+        if self._num_top is not None:
+            if self.is_chat:
+                logs = logprobs.of_chat(piece, self._num_top, as_ids=self._as_ids)
+            else:
+                base = 0 if isinstance(piece, generation_pb2.Prompt) else sample.num_echoed
+                logs = logprobs.of_completion(
+                    piece, self._num_top, as_ids=self._as_ids, start=sample.num_characters, base=base
+                )
+            sample.logprobs.append(logs)
         sample.text.append(text)
         sample.num_characters += len(text)
-        return found
+        return logs
 
     def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
         """A chunk with one choice; None: the one with the usage."""
-        found = self._envelope(
-            "chat.completion.chunk" if self.is_chat else "text_completion", [choice] if choice else []
-        )
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        chunk = self._envelope(kind, [choice] if choice else [])
         options = self.body.stream_options
         if options is not None and (options.include_usage or options.continuous_usage_stats):
-            found["usage"] = self.usage.tokens if choice is None or options.continuous_usage_stats else None
+            chunk["usage"] = self.usage.tokens if choice is None or options.continuous_usage_stats else None
             if choice is None and (speculation := self.usage.speculation) is not None:
-                found["metrics"] = speculation
-        return found
+                chunk["metrics"] = speculation
+        return chunk
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -253,9 +235,20 @@ class Answer:
         }
 
 
-def _delta_of(parts: Sequence[Part], sample: _Sample, several: bool) -> tuple[str, dict[str, Any]]:
-    """The text of some parts, and the delta with everything. Calls are counted in ``sample``; without ``several`` the
-    first one is told alone."""
+def _message(sample: _Sample) -> dict[str, Any]:
+    text = "".join(sample.text)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    if sample.calls:
+        calls = [{name: value for name, value in call.items() if name != "index"} for call in sample.calls]
+        message |= {"content": text or None, "tool_calls": calls}
+    if sample.reasoning:
+        message["reasoning"] = "".join(sample.reasoning)
+    return message
+
+
+def _delta_of(parts: Sequence[Part], sample: _Sample, parallel: bool) -> tuple[str, dict[str, Any]]:
+    """The text of the parts, and the delta with everything. Calls are added to ``sample``; unless ``parallel`` the
+    first one alone."""
     text = "".join(part.text for part in parts if isinstance(part, Text))
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     calls = [
@@ -266,7 +259,7 @@ def _delta_of(parts: Sequence[Part], sample: _Sample, several: bool) -> tuple[st
             "function": {"name": call.name, "arguments": call.arguments},
         }
         for number, call in enumerate(part for part in parts if isinstance(part, Call))
-        if several or not (number or sample.calls)
+        if parallel or not (number or sample.calls)
     ]
     sample.calls += calls
     sample.reasoning += [reasoning] if reasoning else []
@@ -275,10 +268,5 @@ def _delta_of(parts: Sequence[Part], sample: _Sample, several: bool) -> tuple[st
 
 
 def _round(report: generation_pb2.RoundReport) -> dict[str, Any]:
-    told: dict[str, Any] = {name: getattr(report, name) for name in (*_COUNTS, *_TIMES)}
-    return told | {"source": _ORIGINS.get(report.source)}
-
-
-def _merged(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    return {name: [value for part in parts for value in part[name]] for name in names}
+    fields = {name: getattr(report, name) for name in (*_COUNTS, *_TIMES)}
+    return fields | {"source": _ORIGINS.get(report.source)}

@@ -26,10 +26,9 @@ from starlette.staticfiles import StaticFiles
 
 from gateway import callers, sse, translation
 from gateway.answers import Answer
-from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.calls import SPECIAL, Format, format_of
 from gateway.errors import HttpError, http_error
-from gateway.hosts import OfThisMachine
 from gateway.metrics import Metrics
 from gateway.openapi import document
 from gateway.parsing import Body
@@ -59,7 +58,7 @@ T = TypeVar("T")
 
 
 class Gateway:
-    """The endpoints. ``client`` calls the orchestrators with each caller's own key. ``scrape``: of this process."""
+    """The endpoints. ``client`` calls the orchestrators with each caller's key. ``scrape``: of this process."""
 
     def __init__(self, client: Client, settings: GatewaySettings, scrape: Scrape) -> None:
         self._client = client
@@ -92,7 +91,7 @@ class Gateway:
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
             # A web page under a name that leads to this machine must not reach what has no keys.
-            middleware.append(Middleware(OfThisMachine))
+            middleware.append(Middleware(callers.ThisMachineOnly))
         if self._settings.allowed_origins:
             middleware.append(
                 Middleware(
@@ -130,19 +129,21 @@ class Gateway:
         """Of one answer's text."""
         kind: Format | None = None
         if self._reads_calls(body):
-            told = self._settings.tool_format
-            kind = format_of(self._template) if told == "auto" else told
+            setting = self._settings.tool_format
+            kind = format_of(self._template) if setting == "auto" else setting
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else ""
         reasons = self._settings.reasoning_format == "think"
         return partial(Parser, kind, named, bool(body.tools) and body.tool_choice == "required", reasons)
 
-    async def _generate(self, request: Request, body: Generation, requests: Sequence[dict[str, Any]]) -> Response:
+    async def _generate(
+        self, request: Request, body: ChatBody | CompletionBody, requests: Sequence[dict[str, Any]]
+    ) -> Response:
         model = await self._checked_model(request, body.model)
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
         parser = self._parser(body) if isinstance(body, ChatBody) else Parser
         answer = Answer(body, len(requests), request_id, model, parser)
-        source = responses(self._client, requests, callers.metadata(request), self._settings.request_timeout_s)
+        source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):
             if not body.stream:
                 return JSONResponse(await _while_connected(request, _whole(answer, source)))
@@ -175,10 +176,10 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [await self._described(request)]})
 
     async def _model(self, request: Request) -> Response:
-        found = await self._described(request)
-        if request.path_params["name"] != found["id"]:
-            raise _unknown_model(request.path_params["name"])
-        return JSONResponse(found)
+        model, name = await self._described(request), request.path_params["name"]
+        if name != model["id"]:
+            raise _unknown_model(name)
+        return JSONResponse(model)
 
     async def _described(self, request: Request) -> dict[str, Any]:
         info = await self._info(request)
@@ -195,30 +196,29 @@ class Gateway:
     async def _tokenize(self, request: Request) -> Response:
         body, fields = await self._read(request, TokenizeBody, translation.of_tokenize)
         with translation.names_of(body):
-            found = await self._client.tokenize(metadata=callers.metadata(request), **fields)
+            prompt = await self._client.tokenize(metadata=callers.metadata_of(request), **fields)
         info = await self._info(request)
-        told: dict[str, Any] = {"count": len(found.token_ids), "max_model_len": info.target.context_length}
-        told["tokens"] = list(found.token_ids)
-        strings = [data.decode("utf-8", "replace") for data in found.tokens]
-        return JSONResponse(told | {"token_strs": strings if body.return_token_strs else None})
+        strings = [data.decode("utf-8", "replace") for data in prompt.tokens]
+        return JSONResponse(
+            {
+                "count": len(prompt.token_ids),
+                "max_model_len": info.target.context_length,
+                "tokens": list(prompt.token_ids),
+                "token_strs": strings if body.return_token_strs else None,
+            }
+        )
 
     async def _detokenize(self, request: Request) -> Response:
         body, ids = await self._read(request, DetokenizeBody, lambda body: body.tokens)
         with translation.names_of(body):
-            return JSONResponse({"prompt": await self._client.detokenize(ids, metadata=callers.metadata(request))})
+            return JSONResponse({"prompt": await self._client.detokenize(ids, metadata=callers.metadata_of(request))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
         info = await self._info(request)
         if not info.HasField("tokenizer"):
             raise HttpError(404, "this server has no tokenizer")
-        told = info.tokenizer
-        return JSONResponse(
-            {
-                "bos_token": told.bos_token or None,
-                "eos_token": told.eos_token or None,
-                "chat_template": told.chat_template or None,
-            }
-        )
+        names = ("bos_token", "eos_token", "chat_template")
+        return JSONResponse({name: getattr(info.tokenizer, name) or None for name in names})
 
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200 if await self._client.serving() else 503)
@@ -248,7 +248,7 @@ class Gateway:
 
     async def _info(self, request: Request) -> generation_pb2.GetServerInfoResponse:
         """What an orchestrator is. Raises SpecdecError, for an unknown key, too."""
-        return await self._client.server_info(metadata=callers.metadata(request))
+        return await self._client.server_info(metadata=callers.metadata_of(request))
 
     async def _read(self, request: Request, kind: type[Body], translate: Callable[[Body], T]) -> tuple[Body, T]:
         return await self._bodies.read(request, kind, translate, partial(self._info, request))
@@ -297,7 +297,7 @@ def _answer_to(error: Exception, request_id: str) -> HttpError:
 async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:
     async with aclosing(source):
         async for prompt, response in source:
-            answer.take(prompt, response)
+            answer.collect(prompt, response)
     return answer.whole()
 
 
@@ -310,8 +310,8 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
             raise ClientDisconnect
         return working.result()
     finally:
-        for each in (working, leaving):
-            each.cancel()
+        working.cancel()
+        leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.base import Few, StrictBody
+from gateway.parsing import Few, StrictBody
 from gateway.structure import Choice, ResponseFormat, StructuredOutputs, Tool
 from specdec.transport.sampling_wire import MAX_BIASES
 
@@ -88,7 +88,6 @@ class Generation(StrictBody):
         "guided_grammar": "use structured_outputs",
         "prompt_embeds": "use prompt",
     }
-    """Fields that other servers know, and what to do instead."""
 
     @field_validator("stop")
     @classmethod
@@ -112,6 +111,11 @@ class CompletionBody(Generation):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {**Generation.UNSUPPORTED, "suffix": "put it into the prompt"}
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Next to each token's logprob; None: no logprobs."""
+        return self.logprobs
 
     @field_validator("prompt")
     @classmethod
@@ -139,7 +143,7 @@ class ToolCall(StrictBody):
     function: FunctionCall
 
 
-_NOTHING: tuple[Any, ...] = (None, "", [], {})
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class Message(StrictBody):
@@ -155,11 +159,11 @@ class Message(StrictBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nothing(cls, value: Any) -> Any:
+    def _without_empty(cls, value: Any) -> Any:
         """Clients send an answer back with all fields that its class has: what is null or empty asks for nothing."""
         if not isinstance(value, dict):
             return value
-        return {name: each for name, each in value.items() if name in cls.model_fields or each not in _NOTHING}
+        return {name: field for name, field in value.items() if name in cls.model_fields or field not in _EMPTY}
 
 
 class ChatBody(Generation):
@@ -184,6 +188,11 @@ class ChatBody(Generation):
         "chat_template": "the template is the server's",
     }
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Next to each token's logprob; None: no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class TokenizeBody(StrictBody):
     model: str | None = None
@@ -195,11 +204,7 @@ class TokenizeBody(StrictBody):
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
-    UNSUPPORTED: ClassVar[dict[str, str]] = {}
-
 
 class DetokenizeBody(StrictBody):
     model: str | None = None
     tokens: Ids
-
-    UNSUPPORTED: ClassVar[dict[str, str]] = {}

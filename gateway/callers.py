@@ -1,4 +1,5 @@
-"""What the headers of a request say of its caller: what the orchestrators get of it, and which pages may call.
+"""What the headers of a request say of its caller: what the orchestrators get of it, which pages may call,
+and under which names.
 
 Does not know bodies.
 """
@@ -11,7 +12,9 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import HttpError
 from specdec.client import Metadata
@@ -19,6 +22,7 @@ from specdec.client import Metadata
 MAX_REQUEST_ID = 128
 _MAX_KEY_BYTES = 4096
 """The metadata of a call may have 8 KiB."""
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -28,17 +32,17 @@ def request_id(request: Request) -> str:
     return given if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
 
 
-def metadata(request: Request) -> Metadata:
+def metadata_of(request: Request) -> Metadata:
     """What the orchestrators get of the caller: key, request id, trace. Raises HttpError for a key that is none."""
-    found = [("x-request-id", request.state.request_id)]
+    metadata = [("x-request-id", request.state.request_id)]
     key = request.headers.get("authorization", "")
     if len(key) > _MAX_KEY_BYTES:
         raise HttpError(431, f"authorization: at most {_MAX_KEY_BYTES} bytes, not {len(key)}")
     if key and key.isascii() and key.isprintable():
-        found.append(("authorization", key))
+        metadata.append(("authorization", key))
     if _TRACEPARENT.fullmatch(trace := request.headers.get("traceparent", "")):
-        found.append(("traceparent", trace))
-    return found
+        metadata.append(("traceparent", trace))
+    return metadata
 
 
 def check_page(request: Request, allowed_origins: Collection[str]) -> None:
@@ -51,7 +55,7 @@ def check_page(request: Request, allowed_origins: Collection[str]) -> None:
     origin = request.headers.get("origin")
     if origin is None or origin in allowed_origins or "*" in allowed_origins:
         return
-    if request.headers.get("sec-fetch-site") == "same-origin":  # told of pages with TLS or of this machine alone
+    if request.headers.get("sec-fetch-site") == "same-origin":  # sent of pages with TLS or of this machine alone
         return
     if not _is_from(origin, request.headers.get("host", "")):
         raise HttpError(403, f"the page {origin[:256]} may not call this API; allowed_origins names those that may")
@@ -72,3 +76,15 @@ def _is_local(host: str) -> bool:
     except ValueError:
         return "." not in host or host.endswith((".localhost", ".local", ".internal"))
     return True
+
+
+class ThisMachineOnly:
+    """Refuses requests to other names than this machine's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_local = _LOOPBACK.fullmatch(Headers(scope=scope).get("host", ""))
+        refusal = HttpError(400, "the header host does not name this machine").response()
+        await (self._app if is_local else refusal)(scope, receive, send)

@@ -47,7 +47,7 @@ class JsonObject:
 
     def end(self, text: str) -> int | None:
         """Its end in the next piece, or where it is broken; None: it goes on."""
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
             elif self._in_string:
@@ -55,11 +55,11 @@ class JsonObject:
             elif character == "{":
                 self._depth += 1
             elif character == "<" or (not self._depth and not character.isspace()):
-                return at
+                return index
             elif character == "}":
                 self._depth -= 1
                 if not self._depth:
-                    return at + 1
+                    return index + 1
             else:
                 self._in_string = character == '"'
         return None
@@ -69,8 +69,8 @@ def calls_all(text: str, kind: Format) -> bool | None:
     """Whether an answer that begins like this consists of calls; None: it is too short to tell."""
     begin = text.lstrip()
     if kind == "pythonic":
-        found = re.fullmatch(r"(?:\[\s*(?:[A-Za-z_][\w.]{0,63}\s*(\(.*)?)?)?", begin, re.DOTALL)
-        return None if found and not found[1] else bool(found)
+        match = re.fullmatch(r"(?:\[\s*(?:[A-Za-z_][\w.]{0,63}\s*(\(.*)?)?)?", begin, re.DOTALL)
+        return None if match and not match[1] else bool(match)
     if begin.startswith(("{", "<|python_tag|>")):
         return True
     return None if "<|python_tag|>".startswith(begin) else False
@@ -95,7 +95,7 @@ def tagged(text: str) -> Call | None:
 def listed(text: str) -> list[Call] | None:
     """Those of a list in JSON."""
     value = _value(text)
-    return _all([_call(each) for each in value]) if isinstance(value, list) else None
+    return _all([_call(item) for item in value]) if isinstance(value, list) else None
 
 
 def _value(text: str) -> Any:
@@ -107,14 +107,14 @@ def _value(text: str) -> Any:
 
 def _values(text: str) -> list[Any]:
     """JSON values with semicolons between them; [None] if it is anything else."""
-    found, at = [], 0
-    while (at := _BETWEEN.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+    values, start = [], 0
+    while (start := _BETWEEN.match(text, start).end()) < len(text):  # type: ignore[union-attr]
         try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
+            value, start = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError):
             return [None]
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def _call(value: Any) -> Call | None:
@@ -139,20 +139,18 @@ def _sound(text: str) -> str:
 
 def _all(calls: Sequence[Call | None]) -> list[Call] | None:
     """None if one is missing."""
-    found = [call for call in calls if call is not None]
-    return found if found and len(found) == len(calls) else None
+    present = [call for call in calls if call is not None]
+    return present if present and len(present) == len(calls) else None
 
 
 def _of_mistral(text: str) -> list[Call] | None:
-    """A list of calls, or name[ARGS]{...}, which begins anew with each [TOOL_CALLS]."""
+    """A list of calls, or name[ARGS]{...}, which begins again with each [TOOL_CALLS]."""
     if (calls := listed(text)) is not None:
         return calls
-    named_ones = text.split("[TOOL_CALLS]")
     # Possessive: without it n spaces that no call follows would be tried in n * n ways.
     form = r"\s*+([\w.-]++)\s*+(?:\[ARGS\]\s*+)?(\{.*\})\s*"
-    parts = [re.fullmatch(form, part, re.DOTALL) for part in named_ones]
-    named = [None if found is None else _call({"name": found[1], "arguments": _value(found[2])}) for found in parts]
-    return _all(named)
+    matches = [re.fullmatch(form, part, re.DOTALL) for part in text.split("[TOOL_CALLS]")]
+    return _all([match and _call({"name": match[1], "arguments": _value(match[2])}) for match in matches])
 
 
 def _of_python(text: str) -> list[Call] | None:
@@ -168,7 +166,7 @@ def _of_python(text: str) -> list[Call] | None:
         if not isinstance(node, ast.Call) or node.args:
             return None
         try:
-            arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords if each.arg}
+            arguments = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg}
             calls.append(_call({"name": ast.unparse(node.func), "arguments": arguments}))
         except (ValueError, TypeError, RecursionError):
             return None

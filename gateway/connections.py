@@ -27,8 +27,8 @@ class Connection(H11Protocol):
         self._watch()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             # Callers whose request has not come yet need no key to stay, and health checks must get in.
-            waiting = [each for each in self.connections if isinstance(each, Connection) and each.waits]
-            oldest = min(waiting, key=lambda each: each._waiting_since)
+            waiting = [other for other in self.connections if isinstance(other, Connection) and other.waits]
+            oldest = min(waiting, key=lambda other: other._waiting_since)
             if oldest is not self:
                 oldest.make_room()
 

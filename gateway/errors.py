@@ -13,17 +13,14 @@ from specdec.core.errors import (
     DeadlineExceeded,
     GivenUp,
     InvalidArgument,
-    ModelMismatch,
-    NoReplica,
     Overloaded,
     PermissionDenied,
-    ReplicaLost,
     SpecdecError,
     TooLarge,
     Unauthenticated,
 )
 
-_RETRY_AFTER_S = 1.0
+_INVALID, _LIMITED, SERVER_ERROR = "invalid_request_error", "rate_limit_error", "server_error"
 _NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients repeat a request after a status of 500 or above, unless they find this header."""
 
@@ -35,7 +32,7 @@ class HttpError(Exception):
         self,
         status: int,
         message: str,
-        kind: str = "invalid_request_error",
+        kind: str = _INVALID,
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -49,37 +46,33 @@ class HttpError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+def retry_after(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1e3))}
+
+
+_ANSWERS: tuple[tuple[type[SpecdecError], int, str, str | None, Mapping[str, str]], ...] = (
+    (InvalidArgument, 400, _INVALID, None, {}),
+    (ContextExceeded, 400, _INVALID, "context_length_exceeded", {}),
+    (TooLarge, 413, _INVALID, None, {}),
+    (Unauthenticated, 401, _INVALID, "invalid_api_key", {"www-authenticate": "Bearer"}),
+    (PermissionDenied, 403, _INVALID, "permission_denied", {}),
+    (Overloaded, 429, _LIMITED, "rate_limit_exceeded", {}),
+    (DeadlineExceeded, 504, SERVER_ERROR, "timeout", _NO_RETRY),  # another try would cost as much and end as this one
+    (GivenUp, 503, SERVER_ERROR, None, _NO_RETRY),  # another try would cost more replicas
+    (SpecdecError, 503, SERVER_ERROR, None, retry_after(1.0)),
+)
+"""Status, type, code and headers. The first class that fits counts."""
+
+
 def http_error(error: Exception) -> HttpError:
     """The answer to a request that failed with ``error``."""
     if isinstance(error, HttpError):
         return error
-    message = str(error)
-    if isinstance(error, InvalidArgument):
-        return HttpError(400, message, param=error.violations[0][0] if error.violations else None)
-    if isinstance(error, ContextExceeded):
-        return HttpError(400, message, code="context_length_exceeded")
-    if isinstance(error, TooLarge):
-        return HttpError(413, message)
-    if isinstance(error, Unauthenticated):
-        return HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-    if isinstance(error, PermissionDenied):
-        return HttpError(403, message, code="permission_denied")
-    if isinstance(error, Overloaded):
-        return HttpError(
-            429, message, "rate_limit_error", "rate_limit_exceeded", headers=_retry_after(error.retry_after_s)
-        )
-    if isinstance(error, DeadlineExceeded):
-        # Another try would cost as much and end in the same way.
-        return HttpError(504, message, "server_error", "timeout", headers=_NO_RETRY)
-    if isinstance(error, GivenUp):
-        # Another try would cost more replicas.
-        return HttpError(503, message, "server_error", headers=_NO_RETRY)
-    if isinstance(error, (NoReplica, ReplicaLost, ModelMismatch)):
-        return HttpError(503, message, "server_error", headers=_retry_after(_RETRY_AFTER_S))
-    if isinstance(error, SpecdecError):
-        return HttpError(503, message, "server_error", headers=_retry_after(_RETRY_AFTER_S))
-    return HttpError(500, "the gateway has failed; its log says more", "server_error")
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1e3))}
+    for kind_of_error, status, kind, code, headers in _ANSWERS:
+        if isinstance(error, kind_of_error):
+            violations = error.violations if isinstance(error, InvalidArgument) else ()
+            if isinstance(error, Overloaded):
+                headers = retry_after(error.retry_after_s)
+            param = violations[0][0] if violations else None
+            return HttpError(status, str(error), kind, code=code, param=param, headers=headers)
+    return HttpError(500, "the gateway has failed; its log says more", SERVER_ERROR)

@@ -8,7 +8,8 @@ from typing import Any
 
 from specdec.v1 import generation_pb2
 
-Told = generation_pb2.Chunk | generation_pb2.Prompt
+Piece = generation_pb2.Chunk | generation_pb2.Prompt
+"""Of an answer or of a prompt."""
 
 _LOWEST = -9999.0
 """For minus infinity, which JSON cannot write, as with vLLM."""
@@ -16,7 +17,7 @@ _LOWEST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token and its logprob (None: the first of a prompt). ``top``: the likeliest ones beside it, with theirs."""
+    """A token and its logprob (None: the first of a prompt). ``top``: the most likely ones, with theirs."""
 
     token_id: int
     data: bytes
@@ -24,72 +25,82 @@ class Token:
     top: Sequence[tuple[int, bytes, float]] = ()
 
 
-def tokens_of(told: Told) -> Iterator[Token]:
-    """Those of a chunk or a part of the prompt that has logprobs."""
-    logprobs, lacking = told.logprobs, len(told.token_ids) - len(told.logprobs.logprobs)
-    data = list(told.tokens) or [b""] * len(told.token_ids)
-    top_data = list(told.top_tokens) or [b""] * len(logprobs.top_ids)
+def tokens_of(piece: Piece) -> Iterator[Token]:
+    """Those of a piece that has logprobs."""
+    logprobs, num_lacking = piece.logprobs, len(piece.token_ids) - len(piece.logprobs.logprobs)
+    data = list(piece.tokens) or [b""] * len(piece.token_ids)
+    top_data = list(piece.top_tokens) or [b""] * len(logprobs.top_ids)
     num_top = len(logprobs.top_ids) // max(1, len(logprobs.logprobs))
-    bounded = (max(_LOWEST, each) for each in logprobs.top_logprobs)
+    bounded = (max(_LOWEST, logprob) for logprob in logprobs.top_logprobs)
     top = list(zip(logprobs.top_ids, top_data, bounded, strict=True))
-    for place, token_id in enumerate(told.token_ids):
-        if (at := place - lacking) < 0:
-            yield Token(token_id, data[place], None)
+    for index, token_id in enumerate(piece.token_ids):
+        if (row := index - num_lacking) < 0:
+            yield Token(token_id, data[index], None)
         else:
-            likeliest = top[at * num_top : (at + 1) * num_top]
-            yield Token(token_id, data[place], max(_LOWEST, logprobs.logprobs[at]), likeliest)
+            candidates = top[row * num_top : (row + 1) * num_top]
+            yield Token(token_id, data[index], max(_LOWEST, logprobs.logprobs[row]), candidates)
 
 
-def shown(token_id: int, data: bytes, as_ids: bool) -> str:
+def string_of(token_id: int, data: bytes, as_ids: bool = False) -> str:
     """A token as a string. Bytes that are no whole character become U+FFFD."""
     return f"token_id:{token_id}" if as_ids else data.decode("utf-8", "replace")
 
 
-def of_completion(told: Told, num_top: int, as_ids: bool, start: int, base: int) -> dict[str, Any]:
+def of_completion(piece: Piece, num_top: int, *, as_ids: bool, start: int, base: int) -> dict[str, list[Any]]:
     """``start``: where the text of the first token begins, in characters. ``base``: where text_ends count from."""
-    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, end in zip(tokens_of(told), told.text_ends or [0] * len(told.token_ids), strict=True):
-        found["tokens"].append(shown(token.token_id, token.data, as_ids))
-        found["token_logprobs"].append(token.logprob)
-        found["top_logprobs"].append(_top(token, num_top, as_ids))
-        found["text_offset"].append(start)
+    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, end in zip(tokens_of(piece), piece.text_ends or [0] * len(piece.token_ids), strict=True):
+        columns["tokens"].append(string_of(token.token_id, token.data, as_ids))
+        columns["token_logprobs"].append(token.logprob)
+        columns["top_logprobs"].append(_top(token, num_top, as_ids))
+        columns["text_offset"].append(start)
         start = max(start, base + end)
-    return found
+    return columns
 
 
 def _top(token: Token, num_top: int, as_ids: bool) -> dict[str, float] | None:
     if token.logprob is None:
         return None
-    found = {shown(token_id, data, as_ids): logprob for token_id, data, logprob in token.top[:num_top]}
-    found.setdefault(shown(token.token_id, token.data, as_ids), token.logprob)
-    return found
+    top = {string_of(token_id, data, as_ids): logprob for token_id, data, logprob in token.top[:num_top]}
+    top.setdefault(string_of(token.token_id, token.data, as_ids), token.logprob)
+    return top
 
 
-def of_chat(told: Told, num_top: int, as_ids: bool) -> dict[str, Any]:
+def of_chat(piece: Piece, num_top: int, *, as_ids: bool) -> dict[str, Any]:
     def entry(token_id: int, data: bytes, logprob: float | None) -> dict[str, Any]:
-        return {"token": shown(token_id, data, as_ids), "bytes": list(data), "logprob": logprob}
+        return {"token": string_of(token_id, data, as_ids), "bytes": list(data), "logprob": logprob}
 
     content = [
         {
             **entry(token.token_id, token.data, token.logprob),
-            "top_logprobs": [entry(*each) for each in token.top[:num_top]],
+            "top_logprobs": [entry(*candidate) for candidate in token.top[:num_top]],
         }
-        for token in tokens_of(told)
+        for token in tokens_of(piece)
     ]
     return {"content": content, "refusal": None}
 
 
-def of_prompt(told: Sequence[generation_pb2.Prompt], num_top: int) -> list[dict[str, Any] | None]:
-    """Per token of the prompt, as vLLM tells it: by id, with rank and text. The first token has none."""
-    found: list[dict[str, Any] | None] = []
-    for token in (token for part in told for token in tokens_of(part)):
+def merged(parts: Sequence[dict[str, Any]], is_chat: bool) -> dict[str, Any]:
+    """The logprobs of several pieces as those of one."""
+    names = ("content",) if is_chat else ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    lists = {name: [value for part in parts for value in part[name]] for name in names}
+    return lists | ({"refusal": None} if is_chat else {})
+
+
+def of_prompt(pieces: Sequence[generation_pb2.Prompt], num_top: int) -> list[dict[str, Any] | None]:
+    """Per token of the prompt, as vLLM has it: by id, with rank and text. The first token has none."""
+    entries: list[dict[str, Any] | None] = []
+    for token in (token for piece in pieces for token in tokens_of(piece)):
         if token.logprob is None:
-            found.append(None)
+            entries.append(None)
             continue
-        ranked = {
-            str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": shown(token_id, data, False)}
-            for rank, (token_id, data, logprob) in enumerate(token.top[:num_top], 1)
-        }
-        own = {"logprob": token.logprob, "rank": None, "decoded_token": shown(token.token_id, token.data, False)}
-        found.append({str(token.token_id): own, **ranked})
-    return found
+        ranked = [(token.token_id, token.data, token.logprob), *token.top[:num_top]]
+        entry: dict[str, Any] = {}
+        for rank, (token_id, data, logprob) in enumerate(ranked):
+            entry[str(token_id)] = {
+                "logprob": logprob,
+                "rank": rank or None,
+                "decoded_token": string_of(token_id, data),
+            }
+        entries.append(entry)
+    return entries

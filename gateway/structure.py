@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.base import Few, StrictBody
 from gateway.errors import HttpError
+from gateway.parsing import Few, StrictBody
 
 _DEFINITIONS = ("$defs", "definitions")
 ANY_OBJECT = '{"type": "object"}'
@@ -86,39 +86,37 @@ class NamedChoice(StrictBody):
 Choice = Literal["none", "auto", "required"] | NamedChoice
 
 
-def of_format(found: ResponseFormat | None) -> dict[str, Any]:
-    if found is None or found.type == "text":
+def grammar_of_format(form: ResponseFormat | None) -> dict[str, Any]:
+    if form is None or form.type == "text":
         return {}
-    return {"json_schema": ANY_OBJECT if found.json_schema is None else json.dumps(found.json_schema.schema_)}
+    return {"json_schema": ANY_OBJECT if form.json_schema is None else json.dumps(form.json_schema.schema_)}
 
 
-def of_outputs(found: StructuredOutputs | None) -> dict[str, Any]:
-    if found is None:
+def grammar_of_outputs(outputs: StructuredOutputs | None) -> dict[str, Any]:
+    if outputs is None:
         return {}
-    schema = found.json_ if found.json_ is None or isinstance(found.json_, str) else json.dumps(found.json_)
+    schema = json.dumps(outputs.json_) if isinstance(outputs.json_, dict) else outputs.json_
     fields = {
-        "json_schema": schema,
-        "regex": found.regex,
-        "choices": found.choice,
-        "grammar": found.grammar,
+        "json_schema": ANY_OBJECT if outputs.json_object else schema,
+        "regex": outputs.regex,
+        "choices": outputs.choice,
+        "grammar": outputs.grammar,
     }
-    if found.json_object:
-        return {"json_schema": ANY_OBJECT}
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def only_one(given: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The fields of the grammar that a request asks for, by the name of its own field. Raises HttpError if there are
-    several."""
-    names = [name for name, fields in given.items() if fields]
+def only_grammar(grammars: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The fields of the one grammar that is not empty. ``grammars``: by the field that asks for it. Raises HttpError if
+    several are not."""
+    names = [name for name, fields in grammars.items() if fields]
     if len(names) > 1:
         raise HttpError(400, f"{names[1]}: not possible with {names[0]}", param=names[1])
-    return given[names[0]] if names else {}
+    return grammars[names[0]] if names else {}
 
 
-def of_tools(tools: Sequence[Tool], choice: Choice, most: int) -> dict[str, Any]:
+def grammar_of_tools(tools: Sequence[Tool], choice: Choice, max_calls: int) -> dict[str, Any]:
     """The grammar of a choice that forces a call: the arguments of a named function, or a list of at most
-    ``most`` calls. Raises HttpError."""
+    ``max_calls`` calls. Raises HttpError."""
     if isinstance(choice, NamedChoice):
         named = [tool.function for tool in tools if tool.function.name == choice.function.name]
         if not named:
@@ -144,7 +142,9 @@ def of_tools(tools: Sequence[Tool], choice: Choice, most: int) -> dict[str, Any]
                     raise HttpError(400, f"tools: two of them define {name!r} in {key}, and not alike", param="tools")
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {
-        "json_schema": json.dumps({"type": "array", "items": items, "minItems": 1, "maxItems": most, **definitions})
+        "json_schema": json.dumps(
+            {"type": "array", "items": items, "minItems": 1, "maxItems": max_calls, **definitions}
+        )
     }
 
 

@@ -1,6 +1,6 @@
 """Tool calls and reasoning in the text of an answer. A parser gets the text in pieces; how it is cut changes nothing.
 
-A call is told when it is complete. What only looks like a call is text. Knows how texts are cut; does not know how a
+A call is a part once it is complete. What only looks like a call is text. Knows how texts are cut; does not know how a
 call is written (gateway.calls), chunks and choices.
 """
 
@@ -57,9 +57,8 @@ class Parser:
     def end(self) -> list[Part]:
         """The parts that are left, once all text is there."""
         self._keep(len(self._rest))
-        found = self._at_end("".join(self._kept))
-        self._kept = []
-        return _joined(found)
+        rest, self._kept = "".join(self._kept), []
+        return _joined(self._at_end(rest))
 
     def _keep(self, length: int) -> None:
         self._kept.append(self._rest[:length])
@@ -83,7 +82,7 @@ class Parser:
                 self._rest, self._reasons, self._skips = rest, False, True
                 self._skip()
             else:
-                held = _held(thought, ("</think>",))
+                held = _held(thought, "</think>")
                 thought, self._rest = thought[: len(thought) - held], thought[len(thought) - held :]
             if thought:
                 yield Reasoning(thought)
@@ -94,22 +93,22 @@ class Parser:
         if self._named or self._listed:
             self._is_whole = True
         elif self._kind is None:
-            yield from self._told(len(self._rest))
+            yield from self._text(len(self._rest))
         elif self._kind == "hermes":
             yield from self._tagged()
         elif self._kind == "mistral":
             before, sign, _ = self._rest.partition("[TOOL_CALLS]")
-            yield from self._told(len(before) - (0 if sign else _held(before, ("[TOOL_CALLS]",))))
+            yield from self._text(len(before) - (0 if sign else _held(before, "[TOOL_CALLS]")))
             self._is_whole = bool(sign)
         elif (calls := calls_all(self._rest, self._kind)) is False:  # a call is the whole of an answer
             self._kind = None
-            yield from self._told(len(self._rest))
+            yield from self._text(len(self._rest))
         else:
             self._is_whole = bool(calls)
         if self._is_whole:
             self._keep(len(self._rest))
 
-    def _told(self, length: int) -> Iterator[Part]:
+    def _text(self, length: int) -> Iterator[Part]:
         if length > 0:
             yield Text(self._rest[:length])
             self._rest = self._rest[length:]
@@ -118,9 +117,9 @@ class Parser:
         """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times, between texts."""
         while self._rest:
             if self._tag is None:
-                at = self._rest.find("<tool_call>")
-                yield from self._told(at if at >= 0 else len(self._rest) - _held(self._rest, ("<tool_call>",)))
-                if at < 0:
+                start = self._rest.find("<tool_call>")
+                yield from self._text(start if start >= 0 else len(self._rest) - _held(self._rest, "<tool_call>"))
+                if start < 0:
                     return
                 self._keep(len("<tool_call>"))
                 self._tag = JsonObject()
@@ -166,16 +165,16 @@ class Parser:
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
     """Neighbouring texts as one."""
-    found: list[Part] = []
+    joined: list[Part] = []
     for part in parts:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if isinstance(part, Text) and isinstance(last, Text):
-            found[-1] = Text(last.text + part.text)
+            joined[-1] = Text(last.text + part.text)
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined
 
 
-def _held(text: str, signs: Sequence[str]) -> int:
-    """The length of the longest end of ``text`` with which one of the ``signs`` begins."""
-    return max((n for sign in signs for n in range(1, len(sign)) if text.endswith(sign[:n])), default=0)
+def _held(text: str, sign: str) -> int:
+    """The length of the longest end of ``text`` with which the ``sign`` begins."""
+    return max((n for n in range(1, len(sign)) if text.endswith(sign[:n])), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,8 @@ from specdec.transport.wire import write_method
 _COMPLETION_TOKENS = 16
 """Of a completion that names no number, as with OpenAI."""
 
-_CALLS = 16
-"""Of one answer, at most, where calls are forced."""
+_MAX_CALLS = 16
+"""Of one answer, where calls are forced."""
 
 _SAME = (
     *("top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "min_tokens", "stop"),
@@ -47,13 +47,13 @@ _WITH_FORM = re.compile(r"(?<=not possible with )(json_schema|regex|choices|gram
 def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
     """One request per prompt."""
     _check_stream(body)
-    fields = _common(body) | structure.of_outputs(body.structured_outputs)
+    fields = _common(body) | structure.grammar_of_outputs(body.structured_outputs)
     fields["max_tokens"] = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens == 0 and not body.echo:
         raise HttpError(400, "max_tokens: must be at least 1 without echo", param="max_tokens")
-    # The prompt alone: the target makes one token all the same, which is not told.
+    # The prompt alone: the target makes one token all the same, which is left out of the answer.
     fields["max_tokens"] = max(1, fields["max_tokens"])
-    fields["logprobs"] = body.logprobs
+    fields["logprobs"] = body.num_top_logprobs
     if body.echo and body.logprobs is not None:
         fields["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     fields["echo"] = bool(body.echo or body.return_token_ids)
@@ -68,21 +68,22 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
         raise HttpError(400, "max_tokens: must be at least 1", param="max_tokens")
     fields = _common(body)
     fields["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    fields["logprobs"] = body.num_top_logprobs
     fields["echo"] = bool(body.return_token_ids)
-    fields["chat"] = conversation(
-        body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
-    )
+    fields["chat"] = _conversation(body)
     forced: dict[str, Any] = {}
     if body.tools and body.tool_choice != "none":
         fields["chat"]["tools_json"] = json.dumps([tool.model_dump(exclude_none=True) for tool in body.tools])
-        forced = structure.of_tools(
-            body.tools, body.tool_choice or "auto", 1 if body.parallel_tool_calls is False else _CALLS
-        )
+        max_calls = 1 if body.parallel_tool_calls is False else _MAX_CALLS
+        forced = structure.grammar_of_tools(body.tools, body.tool_choice or "auto", max_calls)
     elif body.tool_choice not in (None, "none"):
         raise HttpError(400, "tool_choice: needs tools", param="tool_choice")
-    formed = {"response_format": structure.of_format(body.response_format), "tool_choice": forced}
-    return fields | structure.only_one(formed | {"structured_outputs": structure.of_outputs(body.structured_outputs)})
+    grammars = {
+        "response_format": structure.grammar_of_format(body.response_format),
+        "tool_choice": forced,
+        "structured_outputs": structure.grammar_of_outputs(body.structured_outputs),
+    }
+    return fields | structure.only_grammar(grammars)
 
 
 def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
@@ -92,11 +93,7 @@ def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
     fields: dict[str, Any] = {"add_special_tokens": body.add_special_tokens}
     if body.messages is None:
         return {**fields, "text": body.prompt}
-    return fields | {
-        "chat": conversation(
-            body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
-        )
-    }
+    return {**fields, "chat": _conversation(body)}
 
 
 @contextmanager
@@ -107,7 +104,7 @@ def names_of(body: Generation | TokenizeBody | DetokenizeBody) -> Iterator[None]
     except InvalidArgument as error:
         named = {name: _name(name, body) for name in (*_NAMES, "json_schema", *dict(error.violations))}
         raise InvalidArgument(
-            [(named[name], _WITH_FORM.sub(lambda found: named[found[0]], what)) for name, what in error.violations]
+            [(named[name], _WITH_FORM.sub(lambda match: named[match[0]], what)) for name, what in error.violations]
         ) from error
 
 
@@ -126,18 +123,13 @@ def _name(name: str, body: Generation | TokenizeBody | DetokenizeBody) -> str:
     return _NAMES.get(name) or _IN_CALL.sub(r"\1.function.\2", name.removeprefix("chat."))
 
 
-def conversation(
-    messages: Sequence[Message],
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    template_kwargs: dict[str, Any] | None,
-) -> dict[str, Any]:
+def _conversation(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     """The fields of ChatMessages."""
     return {
-        "messages": [_message(message) for message in messages],
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-        "template_kwargs_json": json.dumps(template_kwargs) if template_kwargs else None,
+        "messages": [_message(message) for message in body.messages or ()],
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "template_kwargs_json": json.dumps(body.chat_template_kwargs) if body.chat_template_kwargs else None,
     }
 
 
@@ -184,5 +176,5 @@ def _check_stream(body: Generation) -> None:
 
 
 def _prompts(prompt: Any) -> list[dict[str, Any]]:
-    several = prompt if isinstance(prompt, list) and isinstance(prompt[0], (str, list)) else [prompt]
-    return [{"text": each} if isinstance(each, str) else {"token_ids": {"token_ids": each}} for each in several]
+    prompts = prompt if isinstance(prompt, list) and isinstance(prompt[0], (str, list)) else [prompt]
+    return [{"text": item} if isinstance(item, str) else {"token_ids": {"token_ids": item}} for item in prompts]

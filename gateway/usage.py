@@ -31,40 +31,38 @@ class Usage:
             self._completion_tokens[key] = self._completion_tokens.get(key, 0) + len(chunk.token_ids)
         if not chunk.HasField("finish"):
             return
-        told = chunk.finish.speculation
+        speculation = chunk.finish.speculation
         if self._counts_output:  # with what ended it, which is no part of the text
             self._completion_tokens[key] = chunk.finish.usage.completion_tokens
         self._cached[prompt] = max(self._cached[prompt], chunk.finish.usage.cached_prompt_tokens)
-        self._lookup_tokens += told.num_lookup_tokens
-        self._accepted_lookup_tokens += told.num_accepted_lookup_tokens
-        self._num_drafts += told.num_drafts
-        self._draft_tokens += told.num_draft_tokens
-        self._accepted_tokens += told.num_accepted_tokens
-        per_pos = self._accepted_per_pos
-        per_pos.extend([0] * (len(told.num_accepted_tokens_per_pos) - len(per_pos)))
-        for place, count in enumerate(told.num_accepted_tokens_per_pos):
-            per_pos[place] += count
+        self._lookup_tokens += speculation.num_lookup_tokens
+        self._accepted_lookup_tokens += speculation.num_accepted_lookup_tokens
+        self._num_drafts += speculation.num_drafts
+        self._draft_tokens += speculation.num_draft_tokens
+        self._accepted_tokens += speculation.num_accepted_tokens
+        pairs = itertools.zip_longest(self._accepted_per_pos, speculation.num_accepted_tokens_per_pos, fillvalue=0)
+        self._accepted_per_pos = [before + count for before, count in pairs]
 
     @property
     def tokens(self) -> dict[str, Any]:
         """The field usage."""
         prompt, completion = sum(self._prompt_tokens), sum(self._completion_tokens.values())
-        found: dict[str, Any] = {
+        tokens: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
         }
         if self._predicts:
-            found["completion_tokens_details"] = {
+            tokens["completion_tokens_details"] = {
                 "accepted_prediction_tokens": self._accepted_lookup_tokens,
                 "rejected_prediction_tokens": self._lookup_tokens - self._accepted_lookup_tokens,
             }
-        return found
+        return tokens
 
     @property
     def speculation(self) -> dict[str, Any] | None:
-        """The field metrics, as vLLM tells it and AIPerf reads it. None: nothing was drafted."""
+        """The field metrics, as vLLM writes it and AIPerf reads it. None: nothing was drafted."""
         if not self._num_drafts:
             return None
         reached = [self._num_drafts, *self._accepted_per_pos, 0]

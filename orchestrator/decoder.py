@@ -4,7 +4,7 @@
 
 The draft grows a trie ahead of the text, the target decides, the sequence alone holds the committed text. Failures are
 handled elsewhere: a missing draft is an empty tree (orchestrator/drafting/speculation.py), a lost target is a replay
-(orchestrator/target_client.py).
+(orchestrator/verifying/target_client.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Target(Protocol):
     """The side that verifies."""
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
-        """The next verdict of the target, and the record of the round: the accepted nodes of the proposed tree and the
-        token after them.
+        """The next verdict of the target, and the record of the round: the accepted nodes of the verified tree and the
+        token after them. The verified tree is the proposed one, or one that the target drafted itself.
 
-        A first token and a replay do not use the tree, and accept nothing of it. After this verdict the target may make
-        up to ``plan.num_autonomous`` more autonomously. These answer the next calls, which pass empty trees. A
-        verdict's ``num_autonomous`` tells how many follow, unless one of those calls asks for more or fewer.
+        A first token and a replay do not use the tree, and accept nothing of it. After this verdict the target may
+        decode up to ``plan.num_autonomous`` more tokens autonomously. These answer the next calls, which pass empty
+        trees. ``num_autonomous_left`` of a verdict says how many follow, unless a call asks for more or fewer.
         """
 
 
@@ -51,12 +51,10 @@ async def decode(
     while not sequence.finished:
         proposal = await speculation.next(sequence)  # K draft tokens at most; empty when there is no draft
         verdict, record = await target.verify(sequence, proposal, plan)  # one pass, up to K + 1 tokens back
-        piece = sequence.extend(
-            record.proposal.tree, verdict, record.proposal.source
-        )  # stop ids, stop strings, length: token by token
+        piece = sequence.extend(record.verified_tree, verdict, record.source)  # up to a stop token, string or length
         controller.observe(record)
         if not sequence.finished:
             plan = controller.plan(sequence)
             speculation.advance(sequence, plan, verdict)
-        sequence.statistics.observe(record)
+        sequence.statistics.count_round(record)
         yield Step(record, piece)

@@ -1,7 +1,4 @@
-"""The input and output of the orchestrator: a checked request, and the events of its answer.
-
-Plain values; does not know the public API's messages (orchestrator.api) and how a sample is decoded.
-"""
+"""A checked request, as all its samples see it. Plain values; does not know the public API's messages."""
 
 from __future__ import annotations
 
@@ -9,101 +6,102 @@ from array import array
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from orchestrator.rounds import RoundRecord
-from orchestrator.sequence import FinishReason, Sequence
-from orchestrator.statistics import Statistics
-from orchestrator.text import Piece
+from specdec.core.rounds import CACHE_SALT, GRAMMAR, LOGPROBS, RESTRICTIONS, TRANSFORMS
 from specdec.core.sequence import Method, SamplingParams
 from specdec.sampling.grammar import Compiled
+
+Ids: TypeAlias = "array[int]"
+"""Token ids, of type "I": a tuple takes nine times the memory."""
+
+
+def no_ids() -> Ids:
+    return array("I")
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """What ends an output. ``included``: the stop string or stop token that ends it is a part of it."""
+
+    max_tokens: int
+    strings: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+    included: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is returned. ``num_logprobs``, ``num_prompt_logprobs``: most likely tokens next to each token of the output
+    and of the prompt; None: no logprobs."""
+
+    num_samples: int = 1
+    skip_special_tokens: bool = True
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    prompt: bool = False
+    rounds: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """How draft tokens are proposed and verified.
+
+    ``num_tokens``: per round; None: adaptive. ``prediction``: ids that the output is expected to repeat. ``grammar``:
+    that of the sampling, compiled for the tokens that it forces.
+    """
+
+    method: Method = Method.COUPLED
+    num_tokens: int | None = None
+    prediction: Ids = field(default_factory=no_ids)
+    grammar: Future[Compiled] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The name of the caller's account; the owner, whose requests alone are proposed what these samples write; and the
+    salt of cached prompts."""
+
+    account: str = ""
+    owner: bytes = b""
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request, with every default filled in. Ids are arrays: a tuple takes nine times the memory."""
+    """A checked request, with every default filled in. ``resume``: output ids that the client has, by sample."""
 
-    prompt_ids: array[int]
-    max_tokens: int
+    prompt_ids: Ids
     sampling: SamplingParams
-    seed: int
-    num_samples: int
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    method: Method
-    num_draft_tokens: int | None  # per round; None: adaptive
-    resume: Mapping[int, array[int]]  # output ids that the client has already, by sample
-    cache_salt: bytes
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    num_logprobs: int | None = None  # likeliest tokens beside each token; None: no logprobs
-    num_prompt_logprobs: int | None = None
-    returns_prompt: bool = False
-    returns_rounds: bool = False
-    prediction: array[int] = field(default_factory=lambda: array("I"))  # ids that the output is expected to repeat
-    grammar: Future[Compiled] | None = None  # of ``sampling.grammar``
-    owner: bytes = b""  # what its samples write is proposed in requests of the same owner alone
-    account: str = ""  # of the caller
+    stops: Stops
+    output: OutputOptions = OutputOptions()
+    drafting: DraftOptions = field(default_factory=DraftOptions)
+    seed: int = 0
+    resume: Mapping[int, Ids] = field(default_factory=dict)
+    caller: Caller = Caller()
 
     @property
     def num_given_ids(self) -> int:
         """What the caller sent to be read: prompt, prediction, and the output to resume."""
-        return len(self.prompt_ids) + len(self.prediction) + sum(map(len, self.resume.values()))
+        return len(self.prompt_ids) + len(self.drafting.prediction) + sum(map(len, self.resume.values()))
 
+    @property
+    def keyed_by_token(self) -> bool:
+        """See specdec.core.sequence.Method."""
+        return self.drafting.method.keyed_by_token(self.sampling.temperature)
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Why a sample ended, its token counts and its statistics."""
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that its target must have."""
+        needed = {
+            TRANSFORMS: self.sampling.transforms,
+            RESTRICTIONS: self.sampling.restricts,
+            GRAMMAR: bool(self.sampling.grammar),
+            LOGPROBS: self.output.num_logprobs is not None or self.output.num_prompt_logprobs is not None,
+        }
+        return self.draft_needs | {capability for capability, is_needed in needed.items() if is_needed}
 
-    reason: FinishReason
-    matched: str | int | None  # the stop string or stop token that ended it
-    num_prompt_tokens: int
-    num_completion_tokens: int  # with those of what ended it
-    statistics: Statistics
-    num_cached: int  # prompt tokens
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """A part of the prompt; ``position`` is that of its first id. ``piece.logprobs`` lack the prompt's first token."""
-
-    position: int
-    piece: Piece
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """One round of the sample ``index``, with ``number`` rounds before it; times outside of the target in seconds."""
-
-    index: int
-    number: int
-    record: RoundRecord
-    draft_wait_s: float
-    path_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """New output of the sample ``index``; ``position`` is that of its first id in the output."""
-
-    index: int
-    position: int
-    piece: Piece
-    finish: Finish | None = None  # with the last chunk
-
-    @staticmethod
-    def of(index: int, position: int, piece: Piece, sequence: Sequence) -> Chunk:
-        """A chunk, with the finish of ``sequence`` if it has ended."""
-        if sequence.finish_reason is None:
-            return Chunk(index, position, piece)
-        finish = Finish(
-            sequence.finish_reason,
-            sequence.matched,
-            sequence.num_prompt_tokens,
-            sequence.num_committed,
-            sequence.statistics,
-            sequence.num_cached or 0,
-        )
-        return Chunk(index, position, piece, finish)
-
-
-Event = Chunk | PromptPart | RoundReport
+    @property
+    def draft_needs(self) -> frozenset[str]:
+        """Capabilities that its draft must have. A draft without the others is allowed: it only guesses worse."""
+        return frozenset({CACHE_SALT} if self.caller.cache_salt else ())

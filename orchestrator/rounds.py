@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specdec.core.rounds import Timings, Verdict
@@ -90,37 +90,40 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One round and what it took. Made once, beside the loop; read by the policy, the statistics and the metrics.
+    """One round and what it took. Written once, next to the loop; read by the policy, the statistics and the metrics.
 
-    ``number`` is 0 for the answer to an open, which verifies nothing. ``num_autonomous``: verdicts that follow without
-    a round.
+    ``number`` is 0 for the answer to an open, which verifies nothing. ``verified_tree``: the tree that the target
+    decided about, the proposed one or one that it drafted itself; ``source``: of this tree. ``accepted``: its accepted
+    nodes. ``num_autonomous_left``: verdicts that follow without a round.
     """
 
     number: int
     base: int
-    proposal: Proposal = Proposal()
+    verified_tree: TokenTree = EMPTY_TREE
+    source: Source | None = None
     accepted: tuple[int, ...] = ()
+    drafting: Drafting = Drafting()
     timings: Timings = field(default_factory=Timings)
-    num_autonomous: int = 0
+    num_autonomous_left: int = 0
     exchange: Exchange = Exchange()
 
     @classmethod
     def of(cls, proposal: Proposal, verdict: Verdict, exchange: Exchange) -> RoundRecord:
-        if verdict.self_draft:
-            proposal = replace(proposal, tree=verdict.self_draft, source=Source.SELF_DRAFT)
         return cls(
-            verdict.round,
-            verdict.base,
-            proposal,
-            verdict.accepted,
-            verdict.timings,
-            verdict.num_autonomous_left,
-            exchange,
+            number=verdict.round,
+            base=verdict.base,
+            verified_tree=verdict.self_draft or proposal.tree,
+            source=Source.SELF_DRAFT if verdict.self_draft else proposal.source,
+            accepted=verdict.accepted,
+            drafting=proposal.drafting,
+            timings=verdict.timings,
+            num_autonomous_left=verdict.num_autonomous_left,
+            exchange=exchange,
         )
 
     @property
     def num_nodes(self) -> int:
-        return len(self.proposal.tree)
+        return len(self.verified_tree)
 
     @property
     def pass_s(self) -> float:

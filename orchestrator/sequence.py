@@ -6,26 +6,17 @@ here.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence as Seq
 from enum import Enum
 
 from tokenizers import Tokenizer
 
+from orchestrator.request import Request
 from orchestrator.rounds import Source
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Output, Piece
-from specdec.core.rounds import (
-    CACHE_SALT,
-    GRAMMAR,
-    LOGPROBS,
-    RESTRICTIONS,
-    TRANSFORMS,
-    Logprobs,
-    PromptLogprobs,
-    Verdict,
-)
-from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.noise import derive_seed
+from specdec.core.rounds import Logprobs, PromptLogprobs, Verdict
+from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import TokenTree
 
 
@@ -35,48 +26,33 @@ class FinishReason(Enum):
 
 
 class Sequence:
-    """Prompt + committed ids of one sample, and its output as the client may see it."""
+    """Prompt + committed ids of the sample ``index`` of a request, and its output as the client may see it."""
 
-    def __init__(
-        self,
-        prompt_ids: Seq[int],
-        max_tokens: int,
-        sampling: SamplingParams,
-        seed: int,
-        method: Method,
-        stop_token_ids: frozenset[int] = frozenset(),
-        stop: Seq[str] = (),
-        tokenizer: Tokenizer | None = None,
-        received: Seq[int] = (),
-        cache_salt: bytes = b"",
-        include_stop: bool = False,
-        skip_special_tokens: bool = True,
-        num_logprobs: int | None = None,
-        num_prompt_logprobs: int | None = None,
-    ) -> None:
-        """``received``: output ids that the client has already, from another orchestrator. ``include_stop``: what ends
-        the output is a part of it. The last two: likeliest tokens beside each token; None: no logprobs."""
-        self.ids = array("I", prompt_ids)
-        self.num_prompt_tokens = len(prompt_ids)
-        self.stop_token_ids = stop_token_ids
+    def __init__(self, request: Request, index: int = 0, tokenizer: Tokenizer | None = None) -> None:
+        self.request = request
+        self.ids = request.prompt_ids[:]
+        self.num_prompt_tokens = len(request.prompt_ids)
+        self.keyed_by_token = request.keyed_by_token
         self.finish_reason: FinishReason | None = None
         self.matched: str | int | None = None
         self.statistics = Statistics()
-        self.num_logprobs = num_logprobs
-        self.num_prompt_logprobs = num_prompt_logprobs
+        # The prompt is the same for all samples.
+        self.num_prompt_logprobs = None if index else request.output.num_prompt_logprobs
         self.prompt_logprobs: list[Logprobs] = []  # of the prompt's tokens but the first
         self.num_cached: int | None = None  # prompt tokens that the first target had in its cache
-        self._include_stop = include_stop
-        self._max_tokens = max_tokens
-        self._sampling = sampling
-        self._seed = seed
-        self._method = method
-        self._cache_salt = cache_salt
-        self._output = Output(tokenizer, prompt_ids, stop, sampling.min_tokens, include_stop, skip_special_tokens)
-        for token_id in received:
+        self._seed = derive_seed(request.seed, index)
+        self._output = Output(
+            tokenizer,
+            request.prompt_ids,
+            stop=request.stops.strings,
+            min_tokens=request.sampling.min_tokens,
+            include_stop=request.stops.included,
+            skip_special_tokens=request.output.skip_special_tokens,
+        )
+        for token_id in request.resume.get(index, ()):
             if not self.finished:
                 self._commit(token_id, Origin.BONUS)
-                self._output.take()
+                self._output.release()
         self._output.skip()
 
     @property
@@ -90,7 +66,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
-        return self._max_tokens - self.num_committed
+        return self.request.stops.max_tokens - self.num_committed
 
     @property
     def finished(self) -> bool:
@@ -100,28 +76,13 @@ class Sequence:
     def spec(self) -> SequenceSpec:
         """This sequence as a replica opens it now."""
         return SequenceSpec(
-            self.ids[:], self.num_prompt_tokens, self._sampling, self._seed, self._method, self._cache_salt
+            token_ids=self.ids[:],
+            num_prompt_tokens=self.num_prompt_tokens,
+            sampling=self.request.sampling,
+            seed=self._seed,
+            method=self.request.drafting.method,
+            cache_salt=self.request.caller.cache_salt,
         )
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Capabilities that its target must have."""
-        sampling = self._sampling
-        found = set(self.draft_needs)
-        found |= {TRANSFORMS} if sampling.transforms else set()
-        found |= {RESTRICTIONS} if sampling.restricts else set()
-        found |= {GRAMMAR} if sampling.grammar else set()
-        found |= {LOGPROBS} if self.num_logprobs is not None or self.num_prompt_logprobs is not None else set()
-        return frozenset(found)
-
-    @property
-    def draft_needs(self) -> frozenset[str]:
-        """Capabilities that its draft must have. A draft without the transforms is allowed: it only guesses worse."""
-        return frozenset({CACHE_SALT} if self._cache_salt else ())
-
-    @property
-    def keyed_by_token(self) -> bool:
-        return self._sampling.greedy or self._method is Method.COUPLED
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -131,9 +92,9 @@ class Sequence:
     def _num_received(self) -> int:
         return sum(map(len, self.prompt_logprobs))
 
-    def take_prompt_logprobs(self, part: PromptLogprobs) -> bool:
-        """Take the next logprobs of the prompt; those that are there already are skipped, because a replay sends them
-        anew. False: they were not requested, or are not the next ones."""
+    def add_prompt_logprobs(self, part: PromptLogprobs) -> bool:
+        """Add the next logprobs of the prompt; those that are there already are skipped, because a replay sends them
+        again. False: they were not requested, or are not the next ones."""
         expected = 1 + self._num_received
         end = part.position + len(part.logprobs)
         num_top = self.num_prompt_logprobs
@@ -154,18 +115,19 @@ class Sequence:
         # An open verifies nothing, even when it replays a round with a tree.
         end = Origin.BONUS if not verdict.round or tree.ends_with(verdict.accepted) else Origin.CORRECTION
         committed = [*((tree.token_ids[node], proposed) for node in verdict.accepted), (verdict.next_token, end)]
-        for place, (token_id, origin) in enumerate(committed):
-            self._commit(token_id, origin, verdict.logprobs and verdict.logprobs.part(place, place + 1))
+        for index, (token_id, origin) in enumerate(committed):
+            self._commit(token_id, origin, verdict.logprobs and verdict.logprobs.part(index, index + 1))
             if self.finished:
                 break
-        return self._output.take(self.finished)
+        return self._output.release(self.finished)
 
     def _commit(self, token_id: int, origin: Origin, logprobs: Logprobs | None = None) -> None:
         self.ids.append(token_id)
         stop: str | int | None
-        if token_id in self.stop_token_ids:
+        stops = self.request.stops
+        if token_id in stops.token_ids:
             self.finish_reason = FinishReason.STOP
-            stop = self._output.push(token_id, origin, logprobs) if self._include_stop else None
+            stop = self._output.push(token_id, origin, logprobs) if stops.included else None
             stop = self._output.finish() if stop is None else stop
             self.matched = token_id if stop is None else stop
             return

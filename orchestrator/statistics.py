@@ -13,15 +13,47 @@ from orchestrator.rounds import RoundRecord, Source
 
 
 @dataclass(slots=True)
-class Statistics:
-    """The fields of SpeculationStats in the contract, under the same names. Mean accepted length =
-    1 + num_accepted_tokens / num_drafts. ``clock`` counts seconds."""
+class DraftCounts:
+    """Rounds with draft tokens, and these tokens. Fields as in SpeculationStats of the contract.
 
-    num_rounds: int = 0
+    Mean accepted length = 1 + num_accepted_tokens / num_drafts.
+    """
+
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_lookup_tokens: int = 0
+    num_accepted_lookup_tokens: int = 0
+    num_self_draft_tokens: int = 0
+    num_accepted_self_draft_tokens: int = 0
+
+    def count_drafts(self, record: RoundRecord) -> bool:
+        """Count a round. False: it has no draft tokens, or is an open, which verifies nothing even when it replays a
+        round with a tree."""
+        if not (record.num_nodes and record.number):
+            return False
+        num_nodes, num_accepted = record.num_nodes, len(record.accepted)
+        self.num_drafts += 1
+        self.num_draft_tokens += num_nodes
+        self.num_accepted_tokens += num_accepted
+        if record.source is Source.LOOKUP:
+            self.num_lookup_tokens += num_nodes
+            self.num_accepted_lookup_tokens += num_accepted
+        elif record.source is Source.SELF_DRAFT:
+            self.num_self_draft_tokens += num_nodes
+            self.num_accepted_self_draft_tokens += num_accepted
+        _reach(self.num_accepted_tokens_per_pos, max(record.verified_tree.depths))
+        for depth in range(num_accepted):
+            self.num_accepted_tokens_per_pos[depth] += 1
+        return True
+
+
+@dataclass(slots=True)
+class Statistics(DraftCounts):
+    """All fields of SpeculationStats. ``clock`` counts seconds."""
+
+    num_rounds: int = 0
     num_replays: int = 0
     num_bonuses: int = 0
     num_bonus_hits: int = 0
@@ -34,21 +66,17 @@ class Statistics:
     target_queue_us: int = 0
     target_pass_us: int = 0
     target_sample_us: int = 0
-    num_lookup_tokens: int = 0
-    num_accepted_lookup_tokens: int = 0
-    num_self_draft_tokens: int = 0
-    num_accepted_self_draft_tokens: int = 0
     replays: list[tuple[str, int]] = field(default_factory=list)  # cause, and number of tokens fed again
     clock: Callable[[], float] = time.perf_counter
     _first: float | None = None  # time of the first verdict
     _corrected_at: int | None = None  # depth of the last verdict's correction; None: it was a bonus
     _undecided: bool = False  # the last verdict is not yet counted as a hit or a miss
 
-    def observe(self, record: RoundRecord) -> None:
-        """Count a round."""
+    def count_round(self, record: RoundRecord) -> None:
+        """Count a round, and its time."""
         now = self.clock()
-        proposal, drafting, timings = record.proposal, record.proposal.drafting, record.timings
-        self._decided(drafting.hit)
+        drafting, timings = record.drafting, record.timings
+        self._count_decision(drafting.hit)
         self.num_rounds += 1
         self.num_received_nodes += drafting.num_received
         if self._first is None:
@@ -60,35 +88,21 @@ class Statistics:
             self.target_queue_us += timings.queue_us
             self.target_pass_us += timings.pass_us
             self.target_sample_us += timings.sample_us
-        tree = proposal.tree
-        self._undecided = bool(tree and record.number)
-        if not self._undecided:
-            return  # an open verifies nothing, even when it replays a round with a tree
-        num_accepted = len(record.accepted)
-        self._corrected_at = None if tree.ends_with(record.accepted) else num_accepted
-        self.num_drafts += 1
-        self.num_drafts_on_time += drafting.waited_s is None
-        self.num_draft_tokens += len(tree)
-        self.num_accepted_tokens += num_accepted
-        if proposal.source is Source.LOOKUP:
-            self.num_lookup_tokens += len(tree)
-            self.num_accepted_lookup_tokens += num_accepted
-        elif proposal.source is Source.SELF_DRAFT:
-            self.num_self_draft_tokens += len(tree)
-            self.num_accepted_self_draft_tokens += num_accepted
-        _reach(self.num_accepted_tokens_per_pos, max(tree.depths))
-        for depth in range(num_accepted):
-            self.num_accepted_tokens_per_pos[depth] += 1
+        self._undecided = self.count_drafts(record)
+        if self._undecided:
+            is_bonus = record.verified_tree.ends_with(record.accepted)
+            self._corrected_at = None if is_bonus else len(record.accepted)
+            self.num_drafts_on_time += drafting.waited_s is None
 
-    def _decided(self, foreseen: bool) -> None:
-        """Count the last verdict, now that a round follows. ``foreseen``: a speculation hit, a tree was there."""
+    def _count_decision(self, hit: bool) -> None:
+        """Count the last verdict, now that a round follows. ``hit``: a tree was there."""
         if not self._undecided:
             return
         if self._corrected_at is None:
             self.num_bonuses += 1
-            self.num_bonus_hits += foreseen
+            self.num_bonus_hits += hit
             return
-        for counts, number in ((self.num_corrections_per_pos, 1), (self.num_correction_hits_per_pos, foreseen)):
+        for counts, number in ((self.num_corrections_per_pos, 1), (self.num_correction_hits_per_pos, hit)):
             _reach(counts, self._corrected_at)
             counts[self._corrected_at] += number
 

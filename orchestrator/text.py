@@ -62,8 +62,8 @@ class Output:
     def __init__(
         self,
         tokenizer: Tokenizer | None,
-        prompt_ids: Sequence[int],
-        stop: Sequence[str],
+        prompt_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
         min_tokens: int = 0,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
@@ -94,7 +94,7 @@ class Output:
         before = self._length
         self._ids.append(token_id)
         self._text += text
-        self._held.append(_Held(token_id, origin, None, logprobs))
+        self._held.append(_Held(token_id, origin, end=None, logprobs=logprobs))
         self._num_pending = 0 if text else self._num_pending + 1
         if self._tokenizer is not None and self._num_pending == _MAX_PENDING:
             # The pending tokens have no text: the decoder continues from the tokens before them.
@@ -143,17 +143,17 @@ class Output:
         # character that the prompt begins. That text stays, and a new decoder starts with the tokens that have no text.
         self._decoder, self._shown = DecodeStream(skip_special_tokens=self._skip), ""
         pending = [held.token_id for held in self._held if held.end is None]
-        return "".join(self._decoder.step(self._tokenizer, each) or "" for each in [*pending, token_id])
+        return "".join(self._decoder.step(self._tokenizer, pending_id) or "" for pending_id in [*pending, token_id])
 
     def _cut_at_stop(self, before: int) -> str | None:
-        found = []
+        matches = []
         for stop in self._stop:
             start = max(self._num_exempt, before - len(stop) + 1) - self._num_dropped
             if (start := self._text.find(stop, max(0, start))) >= 0:
-                found.append((self._num_dropped + start, stop))
-        if not found:
+                matches.append((self._num_dropped + start, stop))
+        if not matches:
             return None
-        start, stop = min(found)
+        start, stop = min(matches)
         if self._include_stop:  # with the token that completes it
             start += len(stop)
             for held in self._held:
@@ -171,7 +171,7 @@ class Output:
         kept_from = max(self._num_dropped, min(self._num_sent, self._length - self._reach))
         self._text, self._num_dropped = self._text[kept_from - self._num_dropped :], kept_from
 
-    def take(self, finished: bool = False) -> Piece:
+    def release(self, finished: bool = False) -> Piece:
         """The output that may be sent now; all that is left if no token follows.
 
         Text is sent with the ids it belongs to, so that a client with the ids knows which text it has.
@@ -186,11 +186,11 @@ class Output:
         self._num_sent = end
         self._drop()
         return Piece(
-            text,
-            tuple(held.token_id for held in whole),
-            tuple(held.origin for held in whole),
-            tuple(self._length if held.end is None else held.end for held in whole),
-            _joined(whole),
+            text=text,
+            token_ids=tuple(held.token_id for held in whole),
+            origins=tuple(held.origin for held in whole),
+            text_ends=tuple(self._length if held.end is None else held.end for held in whole),
+            logprobs=_joined(whole),
         )
 
     def _num_suspicious(self) -> int:
@@ -207,26 +207,28 @@ class Output:
         return longest
 
 
-def pieces_of(tokenizer: Tokenizer | None, ids: Sequence[int], skip_special_tokens: bool, most: int) -> Iterator[Piece]:
-    """A whole text, such as a prompt, in pieces of about ``most`` ids."""
-    output = Output(tokenizer, (), (), skip_special_tokens=skip_special_tokens)
-    for start in range(0, len(ids), most):
-        for token_id in ids[start : start + most]:
+def pieces_of(
+    tokenizer: Tokenizer | None, ids: Sequence[int], *, skip_special_tokens: bool, num_ids: int
+) -> Iterator[Piece]:
+    """A whole text, such as a prompt, in pieces of about ``num_ids``."""
+    output = Output(tokenizer, skip_special_tokens=skip_special_tokens)
+    for start in range(0, len(ids), num_ids):
+        for token_id in ids[start : start + num_ids]:
             output.push(token_id, Origin.BONUS)
-        ends = start + most >= len(ids)
+        ends = start + num_ids >= len(ids)
         if ends:
             output.finish()
-        yield output.take(ends)
+        yield output.release(ends)
 
 
 def _joined(held: Sequence[_Held]) -> Logprobs | None:
-    parts = [each.logprobs for each in held if each.logprobs is not None]
+    parts = [token.logprobs for token in held if token.logprobs is not None]
     return Logprobs.joined(parts) if parts else None
 
 
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """The last ids, not starting within a character: text decoded after such a tail would lose its space. A character
-    that is cut counts for at least one of U+FFFD, which a text may also have of its own."""
+    that is cut counts for at least one of U+FFFD, which a text may also have itself."""
     tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MAX_TOKENS_PER_CHARACTER))
     return min(tails, key=lambda tail: tokenizer.decode(tail).count("\ufffd"))
 

@@ -15,17 +15,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MOST_AT_A_TIME = 2
+MAX_AT_A_TIME = 2
 
 
 class Workers:
-    """At most MOST_AT_A_TIME pieces of work at a time. Those who wait take turns, each in the order of its own pieces.
+    """At most MAX_AT_A_TIME pieces of work at a time. Those who wait take turns, each in the order of its own pieces.
 
     The admission bounds how many pieces wait.
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(MOST_AT_A_TIME, "request")
+        self._threads = ThreadPoolExecutor(MAX_AT_A_TIME, "request")
         self._num_running = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by account; the next one is first
 
@@ -43,7 +43,7 @@ class Workers:
             self._pass_on()
 
     async def _turn(self, account: str) -> None:
-        if self._num_running < MOST_AT_A_TIME:
+        if self._num_running < MAX_AT_A_TIME:
             self._num_running += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -32,7 +32,7 @@ Metadata = Sequence[tuple[str, str]]
 
 _ROUNDS = 3
 """Attempts per address in a row without new ids before a request fails."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0
 """The doubling pause between attempts. There is none after the first loss, which probably is of one server only."""
 _MAX_DEATHS, _MAX_DEATHS_IN_ALL = 2, 4
 """A request may be what ends its orchestrators. So many deaths in a row end it; with new ids between them, twice as
@@ -106,7 +106,7 @@ class Client:
         while True:
             at = self._at
             try:
-                responses_of = self._once(at, request, _left_s(started, timeout_s), metadata, losses)
+                responses_of = self._once(at, request, losses, timeout_s=_left_s(started, timeout_s), metadata=metadata)
                 async with aclosing(responses_of) as responses:
                     async for response in responses:
                         if response.HasField("chunk"):
@@ -135,9 +135,9 @@ class Client:
                     return
             except ReplicaLost as error:
                 lost_in_a_row += 1
-                await self._refuse_harm(losses, lost_in_a_row, metadata, _left_s(started, timeout_s))
-                may_go_on = model_digest is None or _keeps_its_law(request)
-                if lost_in_a_row >= _ROUNDS * len(self._lines) or not may_go_on:
+                await self._refuse_harm(losses, lost_in_a_row, metadata, left_s=_left_s(started, timeout_s))
+                resumes = model_digest is None or _keeps_its_law(request)
+                if lost_in_a_row >= _ROUNDS * len(self._lines) or not resumes:
                     raise
                 if self._at == at:  # many requests lose one address together; only the first one moves on
                     self._at = (at + 1) % len(self._lines)
@@ -153,9 +153,10 @@ class Client:
         self,
         at: int,
         request: generation_pb2.GenerateRequest,
+        losses: list[_Loss],
+        *,
         timeout_s: float | None,
         metadata: Metadata,
-        losses: list[_Loss],
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """The responses of one attempt. Its failure is appended to ``losses``."""
         async with self._lines[at].stub() as stub:
@@ -179,11 +180,11 @@ class Client:
         that a first loss costs no time."""
         metadata = (*self._metadata, *metadata)
         wait_s = _FATE_TIMEOUT_S if left_s is None else min(left_s, _FATE_TIMEOUT_S)
-        for some, limit in ((losses[-lost_in_a_row:], _MAX_DEATHS), (losses, _MAX_DEATHS_IN_ALL)):
-            lines = {loss.instance: loss.line for loss in some if loss.instance}
+        for suspects, limit in ((losses[-lost_in_a_row:], _MAX_DEATHS), (losses, _MAX_DEATHS_IN_ALL)):
+            lines = {loss.instance: loss.line for loss in suspects if loss.instance}
             if len(lines) >= limit:
-                asked = (line.died(instance, metadata, wait_s) for instance, line in lines.items())
-                if (num_deaths := sum(await asyncio.gather(*asked))) >= limit:
+                deaths = (line.died(instance, metadata, wait_s) for instance, line in lines.items())
+                if (num_deaths := sum(await asyncio.gather(*deaths))) >= limit:
                     raise GivenUp(f"orchestrators died {num_deaths} times under this request; it is not tried again")
 
     async def generate(self, timeout_s: float | None = None, **fields: Any) -> list[Sample]:
@@ -203,7 +204,9 @@ class Client:
     ) -> generation_pb2.GetServerInfoResponse:
         """The models, replicas and load of an orchestrator. Raises SpecdecError."""
         request = generation_pb2.GetServerInfoRequest()
-        info: generation_pb2.GetServerInfoResponse = await self._call("GetServerInfo", request, timeout_s, metadata)
+        info: generation_pb2.GetServerInfoResponse = await self._call(
+            "GetServerInfo", request, timeout_s=timeout_s, metadata=metadata
+        )
         return info
 
     async def tokenize(
@@ -211,8 +214,10 @@ class Client:
     ) -> generation_pb2.TokenizeResponse:
         """The ids of the prompt of a TokenizeRequest with these fields. Raises SpecdecError."""
         request = generation_pb2.TokenizeRequest(**fields)
-        found: generation_pb2.TokenizeResponse = await self._call("Tokenize", request, timeout_s, metadata)
-        return found
+        response: generation_pb2.TokenizeResponse = await self._call(
+            "Tokenize", request, timeout_s=timeout_s, metadata=metadata
+        )
+        return response
 
     async def detokenize(
         self,
@@ -223,8 +228,10 @@ class Client:
     ) -> str:
         """The text of ids. Raises SpecdecError."""
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        found: generation_pb2.DetokenizeResponse = await self._call("Detokenize", request, timeout_s, metadata)
-        return found.text
+        response: generation_pb2.DetokenizeResponse = await self._call(
+            "Detokenize", request, timeout_s=timeout_s, metadata=metadata
+        )
+        return response.text
 
     async def serving(self, timeout_s: float = 2.0) -> bool:
         """Whether an orchestrator has a target that is ready."""
@@ -237,7 +244,7 @@ class Client:
                     return True
         return False
 
-    async def _call(self, method: str, request: Any, timeout_s: float, metadata: Metadata) -> Any:
+    async def _call(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
         """The answer of the first orchestrator that can be reached, from the one in use on."""
         for attempt in range(len(self._lines)):
             async with self._lines[(self._at + attempt) % len(self._lines)].stub() as stub:
@@ -317,7 +324,7 @@ def _pause_s(lost_in_a_row: int) -> float:
     """The pause before the next attempt. It is random, so that clients of lost servers do not return together."""
     if lost_in_a_row < 2:
         return 0.0
-    return min(_FIRST_PAUSE_S * 2.0 ** (lost_in_a_row - 2), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+    return min(_FIRST_PAUSE_S * 2.0 ** (lost_in_a_row - 2), _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
 def _left_s(started: float, timeout_s: float | None) -> float | None:
@@ -326,9 +333,9 @@ def _left_s(started: float, timeout_s: float | None) -> float | None:
 
 def _keeps_its_law(request: generation_pb2.GenerateRequest) -> bool:
     """Whether the output keeps its distribution when it resumes. Under token and block verification a token that was
-    held back, because of what it is, would be drawn anew."""
-    is_greedy = request.HasField("temperature") and request.temperature == 0
-    return is_greedy or read_method(request.verification) in (None, Method.COUPLED)
+    held back, because of what it is, would be drawn again."""
+    method = read_method(request.verification) or Method.COUPLED
+    return method.keyed_by_token(request.temperature if request.HasField("temperature") else 1.0)
 
 
 def _resumed(request: generation_pb2.GenerateRequest) -> dict[int, Sample]:

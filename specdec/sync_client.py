@@ -24,7 +24,7 @@ class SyncClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="specdec-client", daemon=True)
         self._thread.start()
         try:
-            self._client = self._run(_made(*addresses, **options))
+            self._client = self._run(_new_client(*addresses, **options))
         except BaseException:
             self._end()
             raise
@@ -82,10 +82,10 @@ class SyncClient:
         self._loop.close()
 
 
-async def _made(*addresses: str, **options: Any) -> Client:
+async def _new_client(*addresses: str, **options: Any) -> Client:
     return Client(*addresses, **options)
 
 
 async def _next(responses: Any) -> generation_pb2.GenerateResponse | None:
-    found: generation_pb2.GenerateResponse | None = await anext(responses, None)
-    return found
+    response: generation_pb2.GenerateResponse | None = await anext(responses, None)
+    return response

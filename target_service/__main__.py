@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -21,11 +21,11 @@ class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
 
     head: str = Field(
-        "", description="directory of a head (EAGLE, Medusa, ReDrafter) that drafts beside the target; empty: none"
+        "", description="directory of a head (EAGLE, Medusa, ReDrafter) that drafts for the target; empty: none"
     )
     self_draft: str = Field(
         "",
-        description="drafting beside the target without a head: recycling (a table of likely next tokens) or"
+        description="drafting by the target without a head: recycling (a table of likely next tokens) or"
         " lookahead:W,N,G (n-grams from parallel guesses); empty: none",
     )
 
@@ -40,7 +40,7 @@ class TargetSettings(ModelServiceSettings):
     @classmethod
     def _is_known(cls, value: str, others: ValidationInfo) -> str:
         if value and others.data.get("head"):
-            raise ValueError("head and self_draft are two ways to draft beside the target: set one of them")
+            raise ValueError("head and self_draft are two ways to draft by the target itself: set one of them")
         if value:
             # Here, since it imports torch.
             from target_service.self_draft.by_name import self_drafter
@@ -49,7 +49,7 @@ class TargetSettings(ModelServiceSettings):
         return value
 
 
-def _verifier(settings: TargetSettings) -> Verifier:
+def _verifier(settings: TargetSettings) -> Verifier[Any]:
     if settings.engine == "vllm":
         from specdec.vllm.loading import load_engine
         from target_service.vllm_verifier import SAMPLER, VllmVerifier
@@ -69,13 +69,13 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
-    files, own_trees = read_head(Path(settings.head)), []
+    files, trees = read_head(Path(settings.head)), []
 
-    def beside(runner: ModelRunner) -> None:
-        own_trees.append(proved(files, runner, directory_of(settings.model, settings.revision)))
+    def add_head(runner: ModelRunner) -> None:
+        trees.append(proved(files, runner, directory_of(settings.model, settings.revision)))
 
-    runner = load_runner(settings, beside)
-    return LmVerifier(runner, own_trees[0], runner.grammars)
+    runner = load_runner(settings, add_head)
+    return LmVerifier(runner, trees[0], runner.grammars)
 
 
 def main() -> None:

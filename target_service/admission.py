@@ -42,9 +42,9 @@ class _Admitted:
     last_run: Run
 
     @property
-    def foreseen(self) -> int:
+    def num_expected(self) -> int:
         """KV slots that it is expected to need for a while, without the shareable ones, which SharedTexts counts."""
-        return _foreseen(len(self.ids), self.num_prompt_tokens) - self.num_shareable
+        return _num_expected(len(self.ids), self.num_prompt_tokens) - self.num_shareable
 
 
 class Admission:
@@ -84,14 +84,14 @@ class Admission:
     def enter(self, key: Key, spec: SequenceSpec, ids: Sequence[int]) -> None:
         """The sequence was admitted. ``ids`` are its committed ids, a list that grows."""
         shareable, last = self._texts.in_full_blocks(spec), self._texts.add(spec)
-        self._admitted[key] = _Admitted(ids, spec.num_prompt_tokens, shareable, last)
+        self._admitted[key] = _Admitted(ids, spec.num_prompt_tokens, num_shareable=shareable, last_run=last)
         if self._refused is not None and self._refused.spec == spec:
             self._refused = None
 
     def leave(self, key: Key) -> None:
         """The sequence was closed. Unknown keys are ignored."""
-        if (gone := self._admitted.pop(key, None)) is not None:
-            self._texts.remove(gone.last_run)
+        if (admitted := self._admitted.pop(key, None)) is not None:
+            self._texts.remove(admitted.last_run)
 
     def passed(self, seconds: float) -> None:
         """A pass took this long."""
@@ -99,19 +99,20 @@ class Admission:
             self._refused.slowest_pass_s = max(self._refused.slowest_pass_s, seconds)
 
     def _lacking(self, specs: Sequence[SequenceSpec], num_slots: int) -> str:
-        """Which resource is too small for ``specs`` beside the admitted sequences, in words; empty: none."""
+        """Which resource is too small for ``specs`` in addition to the admitted sequences, in words; empty: none."""
         if len(self._admitted) + len(specs) > self._max_sequences:
             return f"{len(self._admitted)} sequences are open"
         if not num_slots or len(self._admitted) + len(specs) == 1:  # a single sequence may have all slots
             return ""
-        taken = self._texts.num_ids + sum(each.foreseen for each in self._admitted.values())
+        taken = self._texts.num_ids + sum(admitted.num_expected for admitted in self._admitted.values())
         wanted = sum(
-            _foreseen(len(spec.token_ids), spec.num_prompt_tokens) - self._texts.in_full_blocks(spec) for spec in specs
+            _num_expected(len(spec.token_ids), spec.num_prompt_tokens) - self._texts.in_full_blocks(spec)
+            for spec in specs
         )
         if taken + wanted <= num_slots:  # texts are compared only if that can matter
             wanted += sum(self._texts.missing(spec) for spec in specs)
         return f"{taken} of {num_slots} KV slots are reserved" if taken + wanted > num_slots else ""
 
 
-def _foreseen(base: int, num_prompt_tokens: int) -> int:
+def _num_expected(base: int, num_prompt_tokens: int) -> int:
     return base + max(HEADROOM, (base - num_prompt_tokens) // 2)

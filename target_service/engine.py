@@ -1,7 +1,7 @@
 """The engine of the target service: applies rounds, chooses the sequences of each pass, and makes the verdicts.
 
-Knows the protocol (bases, rounds, run-on, draining); does not know tensors (see Verifier). Imports no torch, so that a
-table model can serve the same protocol.
+Knows the protocol (bases, rounds, autonomous tokens, draining); does not know tensors (see Verifier). Imports no torch,
+so that a table model can serve the same protocol.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ from typing import Any
 
 from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
 from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
-from specdec.core.rounds import Load, Round, Timings, Verdict
-from specdec.core.sequence import Method, SequenceSpec
+from specdec.core.rounds import Load, Round, TargetOpen, Timings, Verdict
+from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.batch_delay import BatchDelay
-from specdec.server.model_pass import lose, run_pass
-from specdec.server.step_loop import Key, Results, nothing
+from specdec.server.model_pass import run_pass
+from specdec.server.step_loop import Key, Results, noop
 from target_service.admission import Admission
-from target_service.verifier import MAX_SELF_DRAFT_NODES, Decision, Job, TargetOpen, Verifier
+from target_service.verifier import MAX_SELF_DRAFT_NODES, Decision, Job, Verifier
 
-_OWN_SALT = b"\0own"
-"""Only sequences with self-drafts have the head's keys and values beside the target's."""
+_SELF_DRAFT_SALT = b"\0self_draft"
+"""Only sequences with self-drafts have a head's keys and values in addition to the target's."""
+
+_Outcome = tuple[Decision | SpecdecError | None, Timings]
+"""Of a sequence in a pass, with the times of the pass."""
 
 MAX_AUTONOMOUS = 64
-"""Autonomous verdicts that a round may allow beside its own."""
+"""Autonomous verdicts that a round may allow in addition to its own."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     open: TargetOpen
-    memory: Any
+    state: Any  # the verifier's; None: it was lost in a pass that raised
     ids: array[int]
     arrived: float  # arrival time of its request
     since: float  # start of its present or last wait
@@ -44,11 +47,7 @@ class _Sequence:
     num_autonomous: int = 0  # autonomous tokens that are still allowed
     self_draft_nodes: int = 0  # at most, of a self-draft, where there is no other tree
     last: int = 0  # the last answered round
-    held: bool = False  # under backpressure
-
-    @property
-    def spec(self) -> SequenceSpec:
-        return self.open.spec
+    paused: bool = False  # under backpressure
 
     @property
     def base(self) -> int:
@@ -56,26 +55,25 @@ class _Sequence:
 
     @property
     def waits(self) -> bool:
-        return self.pending is not None or (self.num_autonomous > 0 and not self.held)
+        return self.pending is not None or (self.num_autonomous > 0 and not self.paused)
 
     @property
     def leaves(self) -> bool:
         """Whether it is in no pass after the next one until another round arrives."""
-        more = self.num_autonomous - 1 if self.pending is None else self.pending.num_autonomous
-        return more <= 0 and self.early is None
+        num_more = self.num_autonomous - 1 if self.pending is None else self.pending.num_autonomous
+        return num_more <= 0 and self.early is None
 
     @property
     def num_rows(self) -> int:
-        """Rows that it takes in a pass at most, beside its prompt."""
+        """Rows that it takes in a pass at most, besides its prompt."""
         return 1 + (len(self.tree) or self.self_draft_nodes)
 
     @property
-    def job(self) -> Job:
-        opened, self_draft_nodes = self.open, 0 if self.tree else self.self_draft_nodes
-        asked = opened.num_logprobs, opened.num_prompt_logprobs, opened.max_self_draft_nodes
-        return Job(self.memory, self.ids, self.tree, *asked, self_draft_nodes)
+    def job(self) -> Job[Any]:
+        self_draft_nodes = 0 if self.tree else self.self_draft_nodes
+        return Job(self.open, self.state, self.ids, tree=self.tree, self_draft_nodes=self_draft_nodes)
 
-    def take(self, round_: Round) -> None:
+    def begin(self, round_: Round) -> None:
         """Make ``round_`` the pending one, its tree reduced to the part below the present base."""
         self.pending, self.num_autonomous = round_, 0
         self.self_draft_nodes = min(round_.self_draft_nodes, MAX_SELF_DRAFT_NODES)
@@ -93,7 +91,7 @@ class TargetEngine:
     """See specdec.server.step_loop.Engine. ``clock``: the clock of the argument ``arrived`` of ``submit``, seconds."""
 
     def __init__(
-        self, verifier: Verifier, max_sequences: int = 1024, clock: Callable[[], float] = time.perf_counter
+        self, verifier: Verifier[Any], max_sequences: int = 1024, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._verifier = verifier
         self._clock = clock
@@ -109,22 +107,19 @@ class TargetEngine:
     def open(self, key: Key, open_: TargetOpen) -> None:
         if self._draining:
             raise Draining("this target is draining; open the sequence on another one")
-        limit = self._verifier.info.context_length
-        if len(open_.spec.token_ids) >= limit:
-            raise ContextExceeded(
-                f"{len(open_.spec.token_ids)} token ids leave no room to generate in a context of {limit}"
-            )
+        spec, limit = open_.spec, self._verifier.info.context_length
+        if len(spec.token_ids) >= limit:
+            raise ContextExceeded(f"{len(spec.token_ids)} token ids leave no room to generate in a context of {limit}")
         now = self._clock()
         arrived = now - open_.age_s
         _, num_slots = self._verifier.cache_use()
-        self._admission.check(open_.spec, arrived, now, num_slots)
-        spec = open_.spec
+        self._admission.check(spec, arrived=arrived, now=now, num_slots=num_slots)
         if open_.max_self_draft_nodes:
-            spec = replace(spec, cache_salt=spec.cache_salt + _OWN_SALT)
-        memory = self._verifier.open(spec)
-        ids = array("I", spec.token_ids)
-        self._sequences[key] = sequence = _Sequence(replace(open_, spec=spec), memory, ids, arrived, now)
-        sequence.take(Round(0, len(ids)))
+            spec = replace(spec, cache_salt=spec.cache_salt + _SELF_DRAFT_SALT)
+        state, ids = self._verifier.open(spec), array("I", spec.token_ids)
+        sequence = _Sequence(replace(open_, spec=spec), state, ids, arrived=arrived, since=now)
+        self._sequences[key] = sequence
+        sequence.begin(Round(0, len(ids)))
         self._admission.enter(key, open_.spec, ids)
 
     def submit(self, key: Key, round_: Round, arrived: float | None = None) -> None:
@@ -134,55 +129,52 @@ class TargetEngine:
         if key in self._autonomous:
             self._deferred.append((key, round_, arrived))
             return
-        spec, before = sequence.open.spec, sequence.pending
-        if before is not None and (sequence.early or not round_.tree or not spec.keyed_by_token):
-            raise OutOfStep(f"round {before.number} is unanswered; wait for its verdict")
-        expected = 1 + (sequence.last if before is None else before.number)
-        if round_.number != expected:
-            raise OutOfStep(f"round {expected} was expected, not {round_.number}")
-        if not spec.num_prompt_tokens <= round_.base <= sequence.base:
-            raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}")
-        if round_.tree and not spec.keyed_by_token:
-            if round_.base != sequence.base:
-                raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}, with {spec.method.value}")
-            if not round_.tree.is_chain or len(round_.tree) > MAX_CHAIN_NODES:
-                problem = f"{spec.method.value} verification takes chains only, of at most {MAX_CHAIN_NODES} nodes"
-                raise InvalidArgument([("tree", problem)])
-        if round_.tree.draft_probs and spec.method is Method.COUPLED:
-            raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
-        if round_.self_draft_nodes > sequence.open.max_self_draft_nodes:
-            raise InvalidArgument(
-                [
-                    (
-                        "self_draft_nodes",
-                        f"at most {sequence.open.max_self_draft_nodes} (the open), not {round_.self_draft_nodes}",
-                    )
-                ]
-            )
-        limit = self._verifier.info.context_length
-        if sequence.base >= limit:
-            raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")
-        if round_.tree and round_.base + max(round_.tree.depths) >= limit:
-            raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
-        if before is not None:
+        self._check(sequence, round_)
+        if sequence.pending is not None:
             sequence.early = round_
             return
-        sequence.take(round_)
+        sequence.begin(round_)
         arrived = self._clock() if arrived is None else arrived
         self._batch_delay.returned(key, arrived)
         # A round that arrives during autonomous decoding waits from the last verdict on.
         sequence.since = max(arrived, sequence.since)
 
+    def _check(self, sequence: _Sequence, round_: Round) -> None:
+        """Raise unless ``round_`` may be the next one, or the early one behind the pending one."""
+        spec, before, tree = sequence.open.spec, sequence.pending, round_.tree
+        if before is not None and (sequence.early or not tree or not spec.keyed_by_token):
+            raise OutOfStep(f"round {before.number} is unanswered; wait for its verdict")
+        if round_.number != (expected := 1 + (sequence.last if before is None else before.number)):
+            raise OutOfStep(f"round {expected} was expected, not {round_.number}")
+        if not spec.num_prompt_tokens <= round_.base <= sequence.base:
+            raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}")
+        if tree and not spec.keyed_by_token:
+            if round_.base != sequence.base:
+                raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}, with {spec.method.value}")
+            if not tree.is_chain or len(tree) > MAX_CHAIN_NODES:
+                problem = f"{spec.method.value} verification takes chains only, of at most {MAX_CHAIN_NODES} nodes"
+                raise InvalidArgument([("tree", problem)])
+        if tree.draft_probs and spec.method is Method.COUPLED:
+            raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
+        if round_.self_draft_nodes > (max_nodes := sequence.open.max_self_draft_nodes):
+            problem = f"at most {max_nodes} (the open), not {round_.self_draft_nodes}"
+            raise InvalidArgument([("self_draft_nodes", problem)])
+        limit = self._verifier.info.context_length
+        if sequence.base >= limit:
+            raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")
+        if tree and round_.base + max(tree.depths) >= limit:
+            raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
+
     def close(self, key: Key) -> None:
         self._batch_delay.removed(key)
         self._admission.leave(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
-            lose(self._verifier, sequence)
+            self._lose(sequence)
 
-    def hold(self, stream: int, held: bool) -> None:
+    def pause(self, stream: int, paused: bool) -> None:
         for key, sequence in self._sequences.items():
             if key.stream == stream:
-                sequence.held = held
+                sequence.paused = paused
 
     def drain(self) -> None:
         self._draining = True
@@ -194,7 +186,7 @@ class TargetEngine:
         return not any(sequence.waits for sequence in self._sequences.values())
 
     @property
-    def rest_s(self) -> float:
+    def batch_delay_s(self) -> float:
         if self._draining:
             return 0.0
         here = [sequence for sequence in self._sequences.values() if sequence.waits]
@@ -210,58 +202,40 @@ class TargetEngine:
     def load(self) -> Load:
         sequences = list(self._sequences.values())
         used, total = self._verifier.cache_use()
-        waiting = sum(s.waits for s in sequences)
-        return Load(len(sequences), waiting, used, total, self._passes, rows=self._rows)
+        waiting = sum(sequence.waits for sequence in sequences)
+        return Load(len(sequences), waiting, used, kv_slots_total=total, passes=self._passes, rows=self._rows)
 
-    def step(self, look: Callable[[], None] = nothing) -> Results:
-        results = self._pass(look)
+    def step(self, poll: Callable[[], None] = noop) -> Results:
+        self._batch = self._choose()
+        results: list[tuple[Key, Verdict | SpecdecError]] = []
+        if self._batch:
+            started = self._clock()
+            results += self._commit(self._run(poll), started)
+            results += self._submit_deferred()
         if self._draining:
             for key in [key for key, sequence in self._sequences.items() if sequence.pending is None]:
-                self.close(key)
-                results.append((key, Draining("this target is draining; replay the sequence on another one")))
+                results.append(self._end(key, Draining("this target is draining; replay the sequence on another one")))
         return results
 
-    def _pass(self, look: Callable[[], None]) -> list[tuple[Key, Verdict | SpecdecError]]:
+    def _choose(self) -> list[Key]:
+        """The sequences of the next pass, the oldest first: they get memory in this order."""
         num_rows = {key: sequence.num_rows for key, sequence in self._sequences.items() if sequence.waits}
         turn = take_turns(self._sequences, num_rows, MAX_TREE_ROWS)
-        # Memory goes to the oldest first.
-        self._batch = [key for _, key in sorted((self._sequences[key].arrived, key) for key in turn)]
-        if not self._batch:
-            return []
-        started = self._clock()
-        outcomes = run_pass(self._verifier, self._verify, [self._sequences[key] for key in self._batch])
-        results: list[tuple[Key, Verdict | SpecdecError]] = []
-        starved = False
-        self._autonomous = {key for key in self._batch if self._sequences[key].pending is None}
-        look()  # early rounds arrive during the pass before them
-        self._autonomous = set()
-        for key, outcome in zip(self._batch, outcomes, strict=True):
-            decision, timings = (outcome, Timings()) if isinstance(outcome, SpecdecError) else outcome
-            if key not in self._sequences:
-                continue  # closed during the pass
-            if isinstance(decision, Preempted):
-                starved = True
-            elif isinstance(decision, SpecdecError):
-                self.close(key)
-                results.append((key, decision))
-            elif decision is not None:
-                sequence = self._sequences[key]
-                results.append((key, self._commit(sequence, decision, started, timings)))
-                if sequence.pending is None and not sequence.num_autonomous:
-                    self._batch_delay.left(key, sequence.since)
-        if starved:
-            results.append(self._preempt())
-        deferred, self._deferred = self._deferred, []
-        for key, round_, arrived in deferred:
-            try:
-                self.submit(key, round_, arrived)
-            except SpecdecError as error:
-                self.close(key)
-                results.append((key, error))
-        return results
+        return sorted(turn, key=lambda key: (self._sequences[key].arrived, key))
 
-    def _verify(self, sequences: Sequence[_Sequence]) -> list[tuple[Decision | SpecdecError | None, Timings]]:
+    def _run(self, poll: Callable[[], None]) -> list[_Outcome | SpecdecError]:
+        """The outcome of each sequence of the batch. Early rounds arrive during the pass before them."""
+        outcomes = run_pass(self._verify, [self._sequences[key] for key in self._batch], self._lose)
+        self._autonomous = {key for key in self._batch if self._sequences[key].pending is None}
+        poll()
+        self._autonomous = set()
+        return outcomes
+
+    def _verify(self, sequences: Sequence[_Sequence]) -> list[_Outcome]:
         started = self._clock()
+        for sequence in sequences:
+            if sequence.state is None:
+                sequence.state = self._verifier.open(sequence.open.spec)
         decisions, timings = self._verifier.verify([sequence.job for sequence in sequences])
         self._passes += 1
         self._rows += timings.rows
@@ -269,6 +243,47 @@ class TargetEngine:
         self._batch_delay.observe_pass(timings.rows, took_s)
         self._admission.passed(took_s)
         return [(decision, timings) for decision in decisions]
+
+    def _commit(
+        self, outcomes: Sequence[_Outcome | SpecdecError], started: float
+    ) -> list[tuple[Key, Verdict | SpecdecError]]:
+        results: list[tuple[Key, Verdict | SpecdecError]] = []
+        starved = False
+        for key, outcome in zip(self._batch, outcomes, strict=True):
+            if (sequence := self._sequences.get(key)) is None:
+                continue  # closed during the pass
+            decision, timings = (outcome, Timings()) if isinstance(outcome, SpecdecError) else outcome
+            if isinstance(decision, Preempted):
+                starved = True
+            elif isinstance(decision, SpecdecError):
+                results.append(self._end(key, decision))
+            elif decision is not None:
+                timings = replace(timings, queue_us=int((started - sequence.since) * 1e6))
+                results.append((key, self._extend(sequence, decision, timings)))
+                if sequence.pending is None and not sequence.num_autonomous:
+                    self._batch_delay.left(key, sequence.since)
+        if starved:
+            results.append(self._preempt())
+        return results
+
+    def _submit_deferred(self) -> list[tuple[Key, SpecdecError]]:
+        deferred, self._deferred = self._deferred, []
+        errors = []
+        for key, round_, arrived in deferred:
+            try:
+                self.submit(key, round_, arrived)
+            except SpecdecError as error:
+                errors.append(self._end(key, error))
+        return errors
+
+    def _end(self, key: Key, error: SpecdecError) -> tuple[Key, SpecdecError]:
+        self.close(key)
+        return key, error
+
+    def _lose(self, sequence: _Sequence) -> None:
+        state, sequence.state = sequence.state, None
+        if state is not None:
+            self._verifier.close(state)
 
     def _preempt(self) -> tuple[Key, SpecdecError]:
         """End one sequence, never the oldest one: of those preempted least often, the one with the youngest request.
@@ -278,21 +293,18 @@ class TargetEngine:
         oldest, *younger = sorted(self._sequences, key=lambda key: (self._sequences[key].arrived, key))
         youngest_first = list(reversed(younger)) or [oldest]
         victim = min(youngest_first, key=lambda key: self._sequences[key].open.num_preemptions)
-        self.close(victim)
-        return victim, Preempted("its KV slots were needed for other requests; replay it")
+        return self._end(victim, Preempted("its KV slots were needed for other requests; replay it"))
 
-    def _commit(self, sequence: _Sequence, decision: Decision, started: float, timings: Timings) -> Verdict:
+    def _extend(self, sequence: _Sequence, decision: Decision, timings: Timings) -> Verdict:
+        """Commit the tokens of a decision. Returns the verdict on the round, or the next autonomous one."""
+        base, nodes = sequence.base, sequence.nodes
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
-            num_autonomous = sequence.base - sequence.pending.base
-            sequence.num_autonomous = max(0, min(sequence.pending.num_autonomous - num_autonomous, MAX_AUTONOMOUS))
+            num_autonomous = sequence.pending.num_autonomous - (base - sequence.pending.base)
+            sequence.num_autonomous = max(0, min(num_autonomous, MAX_AUTONOMOUS))
         else:
             sequence.num_autonomous = max(0, sequence.num_autonomous - len(decision.accepted) - 1)
-        base, queue_us = sequence.base, int((started - sequence.since) * 1e6)
         tree = decision.self_draft or sequence.tree
-        accepted = (
-            decision.accepted if decision.self_draft else tuple(sequence.nodes[node] for node in decision.accepted)
-        )
         committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         sequence.ids.extend(committed)
         sequence.answered()
@@ -300,21 +312,22 @@ class TargetEngine:
         ends = full or not sequence.open.stop_token_ids.isdisjoint(committed)
         if ends:
             sequence.num_autonomous = 0
-        dropped = self._begin_early(sequence, ends)
+        dropped_round = self._begin_early(sequence, ends)
         sequence.since = self._clock()
+        of_open = not sequence.last
         return Verdict(
-            sequence.last,
-            base,
-            accepted,
-            decision.next_token,
-            replace(timings, queue_us=queue_us),
-            sequence.num_autonomous,
-            dropped,
-            decision.refused,
-            decision.logprobs,
-            0 if sequence.last else decision.num_cached_tokens,
-            None if sequence.last else decision.prompt_logprobs,
-            decision.self_draft,
+            round=sequence.last,
+            base=base,
+            accepted=decision.accepted if decision.self_draft else tuple(nodes[node] for node in decision.accepted),
+            next_token=decision.next_token,
+            timings=timings,
+            num_autonomous_left=sequence.num_autonomous,
+            dropped_round=dropped_round,
+            refused=decision.refused,
+            logprobs=decision.logprobs,
+            num_cached_tokens=decision.num_cached_tokens if of_open else 0,
+            prompt_logprobs=decision.prompt_logprobs if of_open else None,
+            self_draft=decision.self_draft,
         )
 
     def _begin_early(self, sequence: _Sequence, ends: bool) -> int:
@@ -322,7 +335,7 @@ class TargetEngine:
         early, sequence.early = sequence.early, None
         if early is None:
             return 0
-        sequence.take(early)
+        sequence.begin(early)
         if sequence.tree and not (ends or self._draining):
             return 0
         sequence.answered()

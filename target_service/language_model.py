@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
+from typing import Any
 
 from specdec.core.device import indices
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
@@ -27,23 +27,21 @@ from specdec.core.rounds import (
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
 from specdec.kvcache.block_pool import Move, PoolFullError
-from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import rows_to_feed
-from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.pass_timer import PassTimer
 from specdec.sampling.grammar import Grammars, wait_for_any
-from specdec.sampling.state import SamplingState
 from target_service.decision import decide
-from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
 from target_service.reports import output_logprobs, prompt_logprobs
-from target_service.self_draft.trees import Growing, Passed, SelfDrafter
+from target_service.self_draft.trees import DraftRequest, Passed, SelfDrafter
+from target_service.slow_grammars import SlowGrammars
+from target_service.tasks import LmState, Task
 from target_service.verifier import Decision, Job
 
-MOST_PROMPT_LOGITS = 64
+MAX_PROMPT_LOGITS = 64
 """Rows of prompts with logits in a pass: a row of logits is as long as the vocabulary."""
 
-MOST_BLOCKS_PER_PASS = 4096
+MAX_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
 
 
@@ -52,7 +50,7 @@ class LmVerifier:
     move are used."""
 
     def __init__(
-        self, runner: ModelRunner, self_drafter: SelfDrafter | None = None, grammars: Grammars | None = None
+        self, runner: ModelRunner, self_drafter: SelfDrafter[Any] | None = None, grammars: Grammars | None = None
     ) -> None:
         """``self_drafter``: drafts for the target in its own process. ``grammars``: of a model with a tokenizer."""
         self._runner, self._self_drafter, self._grammars = runner, self_drafter, grammars
@@ -61,10 +59,9 @@ class LmVerifier:
         capabilities = capabilities if grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
         if self_drafter is not None:
-            capabilities = (*capabilities, SELF_DRAFT)
             self.info = dataclasses.replace(
                 self.info,
-                capabilities=capabilities,
+                capabilities=(*capabilities, SELF_DRAFT),
                 self_draft=self_drafter.kind,
                 self_draft_nodes=self_drafter.num_nodes,
             )
@@ -73,246 +70,209 @@ class LmVerifier:
     def block_size(self) -> int:
         return self._runner.pool.block_size
 
-    def open(self, spec: SequenceSpec) -> Memory:
+    def open(self, spec: SequenceSpec) -> LmState:
         grammar = self._grammars.start(spec.sampling.grammar, spec.cache_salt) if self._grammars is not None else None
-        memory = Memory(spec, grammar, None, self._runner.new_cache(spec.cache_salt))
+        state = LmState(self._runner.new_cache(spec.cache_salt), grammar)
         if grammar is None:
-            self._begin(memory)
-        return memory
+            state.begin(spec)
+        return state
 
-    def _begin(self, memory: Memory) -> None:
-        """Raises InvalidArgument for a bad grammar, or an output that does not follow it."""
-        mask = memory.grammar.result().mask() if memory.grammar is not None else None
-        memory.sampling = SamplingState(memory.spec, mask)
-        memory.spec = dataclasses.replace(memory.spec, token_ids=())
-
-    def close(self, memory: Memory) -> None:
-        memory.cache.release()
+    def close(self, state: LmState) -> None:
+        state.cache.release()
 
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
-    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
-        outcome: list[Decision | SpecdecError | None]
-        jobs, outcome = list(jobs), [None] * len(jobs)
+    def verify(self, jobs: Sequence[Job[LmState]]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        ready = self._take_in(jobs, outcome)
-        drafted = self._drafted(jobs, ready)
+        tasks = list(map(Task, jobs))
+        ready = self._take_in(tasks)
+        drafted = self._draft(ready)
         self_draft_s = time.perf_counter() - started
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
-        fed = self._segments(jobs, ready, outcome)
-        drafting = any(jobs[index].memory.self_draft is not None for index in fed)
-        taps = self._self_drafter.taps if self._self_drafter is not None and drafting else None
-        with taps.open() if taps is not None else nullcontext():
-            outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
+        fed = self._feed(ready)
+        self._compute(fed)
         timer.stop()
-        decisions = self._decisions(jobs, fed, outputs, outcome)
-        for index in drafted & decisions.keys():
-            decisions[index] = dataclasses.replace(decisions[index], self_draft=jobs[index].tree)
-        kept = self._keep(jobs, fed, outputs, decisions, outcome)
-        if self._self_drafter is not None and drafting:
-            self._learn(self._self_drafter, jobs, fed, outputs, kept, decisions)
+        self._decide(fed)
+        self._keep(fed)
+        self._learn(fed)
         pass_s = timer.elapsed_s()
         timings = Timings(
             pass_us=int(pass_s * 1e6),
             sample_us=int(max(0.0, time.perf_counter() - started - pass_s) * 1e6),
-            rows=sum(len(segment.token_ids) for segment in fed.values()),
+            rows=sum(len(task.segment.token_ids) for task in fed),
             sequences=len(fed),
             self_draft_us=int(self_draft_s * 1e6) if drafted else 0,
         )
-        return outcome, timings
+        return [task.error or task.decision for task in tasks], timings
 
-    def _take_in(self, jobs: list[Job], outcome: list[Decision | SpecdecError | None]) -> set[int]:
-        """Count the ids of each job. Returns the indices of those that can be in this pass: the others have an error,
-        a grammar that is not compiled yet, or one that has no time."""
-        compiling = [job.memory.grammar for job in jobs if job.memory.sampling is None]
-        if len(compiling) == len(jobs):
-            wait_for_any(compiling)
-        for index, job in enumerate(jobs):
-            memory: Memory = job.memory
+    def _take_in(self, tasks: Sequence[Task]) -> list[Task]:
+        """Count the ids of each. Returns those that can be in this pass: the others have an error, a grammar that is
+        not compiled yet, or one that has no time."""
+        if all(task.state.sampling is None for task in tasks):
+            wait_for_any([task.state.grammar for task in tasks if task.state.grammar is not None])
+        for task in tasks:
+            state = task.state
             try:
-                if memory.sampling is None and memory.grammar is not None and memory.grammar.done():
-                    self._begin(memory)
+                if state.sampling is None and state.grammar is not None and state.grammar.done():
+                    state.begin(task.job.open.spec)
             except SpecdecError as error:
-                outcome[index] = error
-            if memory.sampling is not None:
-                outcome[index] = memory.sampling.take_in(job.ids)
-        ready = {i for i, job in enumerate(jobs) if job.memory.sampling is not None and outcome[i] is None}
-        return self._slow_grammars.choose(jobs, ready, time.perf_counter())
+                task.error = error
+            if state.sampling is not None:
+                task.error = state.sampling.take_in(task.job.ids)
+        ready = [task for task in tasks if task.state.sampling is not None and task.error is None]
+        return self._slow_grammars.choose(ready, time.perf_counter())
 
-    def _drafted(self, jobs: list[Job], ready: set[int]) -> set[int]:
-        """Draft a tree for each of the ``jobs`` that want one. Returns their indices."""
-        if self._self_drafter is None:
-            return set()
-        growing: dict[int, Callable[[], Growing]] = {}
-        for index, job in enumerate(jobs):
-            memory: Memory = job.memory
-            if job.max_self_draft_nodes and memory.self_draft is None and not memory.self_draft_failed:
-                memory.self_draft = self._self_drafter.open(memory.spec.cache_salt)
-            if memory.self_draft is None or memory.sampling is None or index not in ready:
-                continue
-            if job.self_draft_nodes and not job.tree:
-                most = min(job.self_draft_nodes, self.info.context_length - len(job.ids))
-                growing[index] = partial(Growing, memory.self_draft, memory.cache, memory.sampling, job.ids, most)
-        if not growing:
-            return set()
-        grow, drafted = self._self_drafter.grow, set()
-        trees = one_by_one(lambda some: grow([make() for make in some]), list(growing.values()))
-        for index, tree in zip(growing, trees, strict=True):
+    def _draft(self, tasks: Sequence[Task]) -> bool:
+        """Draft a tree for each that wants one. Returns whether there is any."""
+        if (self_drafter := self._self_drafter) is None:
+            return False
+        for task in tasks:
+            state, open_ = task.state, task.job.open
+            if open_.max_self_draft_nodes and state.self_draft is None and not state.self_draft_failed:
+                state.self_draft = self_drafter.open(open_.spec.cache_salt)
+        drafting = [task for task in tasks if task.state.self_draft is not None]
+        wanting = [task for task in drafting if task.self_draft_nodes and not task.tree]
+        if not wanting:
+            return False
+        trees = one_by_one(self_drafter.grow, list(map(self._request, wanting)))
+        for task, tree in zip(wanting, trees, strict=True):
             if isinstance(tree, SpecdecError):
-                _drafts_no_more(jobs[index].memory)
-            elif tree:
-                jobs[index] = dataclasses.replace(jobs[index], tree=tree)
-                drafted.add(index)
-        return drafted
+                task.state.stop_drafting()
+            else:
+                task.tree, task.self_drafted = tree, bool(tree)
+        return any(task.self_drafted for task in wanting)
 
-    def _learn(
-        self,
-        self_drafter: SelfDrafter,
-        jobs: Sequence[Job],
-        fed: Mapping[int, Segment],
-        outputs: Mapping[int, RowOutputs],
-        kept: Mapping[int, Sequence[int]],
-        decisions: Mapping[int, Decision],
-    ) -> None:
-        """Tell what the pass computed for each sequence with self-drafts."""
-        num_rows = sum(len(segment.token_ids) for segment in fed.values())
-        states = self_drafter.taps.take(num_rows) if self_drafter.taps is not None else None
-        start = 0
-        for index, segment in fed.items():
-            job, decision = jobs[index], decisions.get(index)
-            if job.memory.self_draft is not None and index in kept:
-                rows = None if states is None else states[indices([start + row for row in kept[index]], states.device)]
-                read = outputs[index].behind(len(segment.logit_rows) - 1 - len(job.tree)) if decision else None
-                cache, tree = job.memory.cache, job.tree
-                passed = Passed(job.memory.self_draft, cache, job.ids, segment.num_context, rows, tree, read, decision)
-                if any(one_by_one(lambda some: list(map(self_drafter.learn, some)), [passed])):
-                    _drafts_no_more(job.memory)
-            start += len(segment.token_ids)
+    def _request(self, task: Task) -> DraftRequest[Any]:
+        state, ids = task.state, task.job.ids
+        max_nodes = min(task.self_draft_nodes, self.info.context_length - len(ids))
+        return DraftRequest(state.self_draft, state.cache, task.sampling, ids=ids, max_nodes=max_nodes)
 
-    def _decisions(
-        self,
-        jobs: Sequence[Job],
-        fed: Mapping[int, Segment],
-        outputs: Mapping[int, RowOutputs],
-        outcome: list[Decision | SpecdecError | None],
-    ) -> dict[int, Decision]:
-        """By index of the jobs with all text cached; a prefill that continues in the next pass has none. What raises
-        has an error as its ``outcome``."""
-        found = one_by_one(lambda some: self._decided(jobs, {index: fed[index] for index in some}, outputs), [*fed])
-        errors = {index: each for index, each in zip(fed, found, strict=True) if isinstance(each, SpecdecError)}
-        for index, error in errors.items():
-            outcome[index] = error
-        return {index: each for index, each in zip(fed, found, strict=True) if isinstance(each, Decision)}
-
-    def _decided(
-        self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]
-    ) -> list[Decision | SpecdecError | None]:
-        most = self._runner.backend.logits_per_call
-        prompts = prompt_logprobs(jobs, fed, outputs, most)
-        deciding = [index for index, segment in fed.items() if ends_with_root(segment, jobs[index])]
-        rows = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
-        found = decide([jobs[index] for index in deciding], list(rows.values()), self._runner.backend)
-        decided = dict(zip(deciding, found, strict=True))
-        decisions = {index: decision for index, decision in decided.items() if isinstance(decision, Decision)}
-        for index, logprobs in output_logprobs(jobs, rows, decisions, most).items():
-            decisions[index] = dataclasses.replace(decisions[index], logprobs=logprobs)
-        for index, part in prompts.items():
-            jobs[index].memory.prompt_logprobs.append(part)
-        for index, decision in decisions.items():
-            memory = jobs[index].memory
-            parts, memory.prompt_logprobs = memory.prompt_logprobs, []
-            if parts or memory.num_cached:
-                told = {
-                    "prompt_logprobs": Logprobs.joined(parts) if parts else None,
-                    "num_cached_tokens": memory.num_cached,
-                }
-                decisions[index] = dataclasses.replace(decision, **told)
-        return [decisions.get(index, decided.get(index)) for index in fed]
-
-    def _keep(
-        self,
-        jobs: Sequence[Job],
-        fed: Mapping[int, Segment],
-        outputs: Mapping[int, RowOutputs],
-        decisions: Mapping[int, Decision],
-        outcome: list[Decision | SpecdecError | None],
-    ) -> dict[int, list[int]]:
-        """Keep the KV of committed text and accepted nodes. A decision becomes the outcome if these rows are sound.
-        Returns the rows of each segment that were kept."""
-        moves: list[Move] = []
-        every: dict[int, list[int]] = {}
-        for index, segment in fed.items():
-            if outcome[index] is not None:
-                continue
-            decision = decisions.get(index)
-            kept = rows_kept(segment, jobs[index], decision)
-            sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
-            if not all(sound[row] for row in kept):
-                outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
-                continue
-            every[index] = kept
-            moves += jobs[index].memory.cache.keep(kept)
-            outcome[index] = decision
-        self._runner.move(moves)
-        for index in fed:
-            memory: Memory = jobs[index].memory
-            # Others find a block once it has the head's rows as well.
-            num_rows = (
-                None
-                if self._self_drafter is None or memory.self_draft is None
-                else self._self_drafter.num_rows(memory.self_draft)
-            )
-            memory.cache.remember(jobs[index].ids[: 0 if memory.self_draft_failed else num_rows])
-        return every
-
-    def _attach(self, jobs: list[Job], ready: set[int]) -> list[int]:
-        """Look up the texts that are not cached yet, MOST_BLOCKS_PER_PASS blocks of them. Returns the indices of the
-        ``ready`` jobs of which nothing is left to look up; the others wait for the next pass."""
-        pool = self._runner.pool
-        most, attached = pool.num_looked_up + MOST_BLOCKS_PER_PASS, []
-        for index, job in enumerate(jobs):
-            cache = job.memory.cache
-            if index not in ready:
-                continue
-            # What is cached has no logits.
-            if len(job.ids) - len(cache) > 1 and not prompt_rows(job, len(cache)):
-                before = len(cache)
-                self._runner.move(cache.attach(job.ids, most - pool.num_looked_up))
-                job.memory.num_cached += len(cache) - before
-                if pool.num_looked_up == most:
-                    continue
-            attached.append(index)
-        return attached
-
-    def _segments(
-        self, jobs: list[Job], ready: set[int], outcome: list[Decision | SpecdecError | None]
-    ) -> dict[int, Segment]:
-        """The segments of the pass, by index of the ``ready`` jobs. A job with no memory for its text gets the outcome
-        Preempted. A job with no memory for its tree loses the tree in ``jobs``: texts come first."""
-        attached = self._attach(jobs, ready)
-        fed: dict[int, int] = {}  # rows of text
-        texts = [(jobs[index].memory.cache, jobs[index].ids) for index in attached]
-        prompt_logits = MOST_PROMPT_LOGITS
-        for index, num_rows in zip(attached, rows_to_feed(texts, self._runner.chunk.rows), strict=True):
-            if prompt_rows(jobs[index], len(jobs[index].memory.cache)):
-                num_rows = min(num_rows, prompt_logits)
-                prompt_logits -= num_rows
+    def _feed(self, ready: Sequence[Task]) -> list[Task]:
+        """Those of the pass, with their segments. One without memory for its text is Preempted, one without memory for
+        its tree loses it: texts come first."""
+        tasks = self._attach(ready)
+        texts = [(task.state.cache, task.job.ids) for task in tasks]
+        num_prompt_logits = MAX_PROMPT_LOGITS
+        fed: dict[Task, int] = {}  # rows of text
+        for task, num_rows in zip(tasks, rows_to_feed(texts, self._runner.chunk.rows), strict=True):
+            if task.num_prompt_rows(len(task.state.cache)):
+                num_rows = min(num_rows, num_prompt_logits)
+                num_prompt_logits -= num_rows
             try:
                 if num_rows:
-                    jobs[index].memory.cache.take(num_rows)
-                    fed[index] = num_rows
+                    task.state.cache.take(num_rows)
+                    fed[task] = num_rows
             except PoolFullError as error:
-                outcome[index] = Preempted(str(error))
-        segments: dict[int, Segment] = {}
-        for index, num_rows in fed.items():
-            try:
-                segments[index] = segment_of(jobs[index], num_rows)
-            except PoolFullError:
-                jobs[index] = dataclasses.replace(jobs[index], tree=EMPTY_TREE)
-                segments[index] = segment_of(jobs[index], num_rows)
-        return segments
+                task.error = Preempted(str(error))
+        for task, num_rows in fed.items():
+            task.feed(num_rows)
+        return list(fed)
 
+    def _attach(self, tasks: Sequence[Task]) -> list[Task]:
+        """Look up the texts that are not cached yet, MAX_BLOCKS_PER_PASS blocks of them. Returns those of which nothing
+        is left to look up; the others wait for the next pass."""
+        pool = self._runner.pool
+        limit, attached = pool.num_looked_up + MAX_BLOCKS_PER_PASS, []
+        for task in tasks:
+            cache, ids = task.state.cache, task.job.ids
+            # What is cached has no logits.
+            if len(ids) - len(cache) > 1 and not task.num_prompt_rows(len(cache)):
+                before = len(cache)
+                self._runner.move(cache.attach(ids, limit - pool.num_looked_up))
+                task.state.num_cached += len(cache) - before
+                if pool.num_looked_up == limit:
+                    continue
+            attached.append(task)
+        return attached
 
-def _drafts_no_more(memory: Memory) -> None:
-    memory.self_draft, memory.self_draft_failed = None, True
+    def _compute(self, tasks: Sequence[Task]) -> None:
+        drafting = self._self_drafter is not None and any(task.state.self_draft is not None for task in tasks)
+        taps = self._self_drafter.taps if self._self_drafter is not None and drafting else None
+        with taps.open() if taps is not None else nullcontext():
+            outputs = self._runner.forward([task.segment for task in tasks]) if tasks else []
+        for task, rows in zip(tasks, outputs, strict=True):
+            task.outputs = rows
+
+    def _decide(self, tasks: Sequence[Task]) -> None:
+        """A prefill that continues in the next pass has no decision. What raises has an error."""
+        for task, error in zip(tasks, one_by_one(self._decided, tasks), strict=True):
+            task.error = error
+
+    def _decided(self, tasks: Sequence[Task]) -> list[SpecdecError | None]:
+        """Set the decisions. Returns the errors."""
+        logits_per_call = self._runner.backend.logits_per_call
+        prompts = prompt_logprobs(tasks, logits_per_call)
+        deciding = [task for task in tasks if task.ends_with_root]
+        outcomes = decide(
+            [task.case for task in deciding], [task.tree_outputs for task in deciding], self._runner.backend
+        )
+        pairs = list(zip(deciding, outcomes, strict=True))
+        decisions = {task: outcome for task, outcome in pairs if isinstance(outcome, Decision)}
+        errors = {task: outcome for task, outcome in pairs if isinstance(outcome, SpecdecError)}
+        outputs = output_logprobs(decisions, logits_per_call)
+        # From here on nothing raises: a part of a prompt must not count twice.
+        for task, logprobs in prompts.items():
+            task.state.prompt_logprobs.append(logprobs)
+        for task, decision in decisions.items():
+            parts, task.state.prompt_logprobs = task.state.prompt_logprobs, []
+            task.decision = dataclasses.replace(
+                decision,
+                logprobs=outputs.get(task),
+                prompt_logprobs=Logprobs.joined(parts) if parts else None,
+                num_cached_tokens=task.state.num_cached,
+                self_draft=task.tree if task.self_drafted else EMPTY_TREE,
+            )
+        return [errors.get(task) for task in tasks]
+
+    def _keep(self, tasks: Sequence[Task]) -> None:
+        """Keep the KV of committed text and accepted nodes, if these rows are sound."""
+        moves: list[Move] = []
+        for task in tasks:
+            if task.error is not None:
+                continue
+            rows = task.rows_to_keep
+            sound = task.outputs.sound  # read after the decisions, so that the device does not idle between the two
+            if not all(sound[row] for row in rows):
+                task.error = PassFailed("the model computes NaN or infinity for the text of this sequence")
+                continue
+            task.kept = rows
+            moves += task.state.cache.keep(rows)
+        self._runner.move(moves)
+        for task in tasks:
+            num_rows = 0 if task.state.self_draft_failed else None
+            if self._self_drafter is not None and task.state.self_draft is not None:
+                # Others find a block once it has the head's rows as well.
+                num_rows = self._self_drafter.num_rows(task.state.self_draft)
+            task.state.cache.remember(task.job.ids[:num_rows])
+
+    def _learn(self, tasks: Sequence[Task]) -> None:
+        """Tell the self-drafter what the pass computed for each sequence that it drafts for."""
+        self_drafter = self._self_drafter
+        if self_drafter is None or all(task.state.self_draft is None for task in tasks):
+            return
+
+        def learn(pairs: Sequence[tuple[Task, Passed]]) -> Sequence[None]:
+            for task, passed in pairs:
+                self_drafter.learn(task.state.self_draft, passed)
+            return [None] * len(pairs)
+
+        starts, num_rows = [], 0
+        for task in tasks:
+            starts.append(num_rows)
+            num_rows += len(task.segment.token_ids)
+        taps = self_drafter.taps.take(num_rows) if self_drafter.taps is not None else None
+        for task, start in zip(tasks, starts, strict=True):
+            if task.state.self_draft is None or task.kept is None:
+                continue
+            passed = Passed(
+                cache=task.state.cache,
+                ids=task.job.ids,
+                start=task.segment.num_context,
+                taps=None if taps is None else taps[indices([start + row for row in task.kept], taps.device)],
+                tree=task.tree,
+                outputs=task.tree_outputs if task.decision else None,
+                decision=task.decision,
+            )
+            if any(one_by_one(learn, [(task, passed)])):
+                task.state.stop_drafting()

@@ -24,11 +24,10 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
         return self.streams.serve(request_iterator)
 
 
-def create_server(verifier: Verifier, settings: EngineSettings) -> ModelServer:
+def create_server(verifier: Verifier[Any], settings: EngineSettings) -> ModelServer:
     """A server that is not started yet. Call this on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
     info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, AUTONOMOUS, EARLY))
-    servicer = TargetServicer(engine, TargetCodec(info), info, "target-model")
-    return ModelServer(
-        servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings, role="target", stream="Verify"
-    )
+    servicer = TargetServicer(engine, TargetCodec(info), info, name="target-model")
+    register = target_pb2_grpc.add_TargetServiceServicer_to_server
+    return ModelServer(servicer, register, SERVICE, settings=settings, role="target", stream="Verify")

@@ -1,4 +1,4 @@
-"""vLLM as a verifier of chains. Knows jobs and sequences; does not know sampling (target_service.vllm_sampler)."""
+"""vLLM as a verifier of chains. Knows jobs and sequences; does not know sampling (target_service.vllm_decisions)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from target_service.verifier import Decision, Job
 if TYPE_CHECKING:
     from specdec.vllm.engine import VllmEngine
 
-SAMPLER = "target_service.vllm_sampler:TargetSampler"
+SAMPLER = "target_service.vllm_decisions:TargetSampler"
 
 
 @dataclass(slots=True)
-class _Memory:
-    spec: SequenceSpec  # without ids
+class VllmState:
     key: str = ""  # empty: unknown to vLLM
 
 
 class VllmVerifier:
-    """See target_service.verifier.Verifier. Of a tree its likeliest chain is verified."""
+    """See target_service.verifier.Verifier. Of a tree its most likely chain is verified."""
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
@@ -39,36 +38,38 @@ class VllmVerifier:
     def block_size(self) -> int:
         return self._engine.block_size
 
-    def open(self, spec: SequenceSpec) -> _Memory:
+    def open(self, spec: SequenceSpec) -> VllmState:
         if self._engine.grammars is not None and spec.sampling.grammar:
             self._engine.grammars.compiled(spec.sampling.grammar)  # a bad one is refused here, not in the workers
-        return _Memory(dataclasses.replace(spec, token_ids=()))
+        return VllmState()
 
-    def close(self, memory: _Memory) -> None:
-        if memory.key:
-            self._engine.remove(memory.key)
+    def close(self, state: VllmState) -> None:
+        if state.key:
+            self._engine.remove(state.key)
 
     def cache_use(self) -> tuple[int, int]:
         return self._engine.cache_use()
 
-    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
+    def verify(self, jobs: Sequence[Job[VllmState]]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
         nodes = [job.tree.most_likely_chains()[: self._engine.max_chain] for job in jobs]
         chains, extras = {}, {}
         for job, chain in zip(jobs, nodes, strict=True):
-            memory: _Memory = job.memory
-            memory.key = memory.key or self._engine.add(job.ids, memory.spec.cache_salt, memory.spec)
-            chains[memory.key] = [job.tree.token_ids[node] for node in chain]
-            if job.tree.draft_probs and not memory.spec.keyed_by_token:
-                extras[memory.key] = tuple(job.tree.draft_probs[node] for node in chain)
+            spec, state = job.open.spec, job.state
+            state.key = state.key or self._engine.add(
+                job.ids, spec.cache_salt, payload=dataclasses.replace(spec, token_ids=())
+            )
+            chains[state.key] = [job.tree.token_ids[node] for node in chain]
+            if job.tree.draft_probs and not spec.keyed_by_token:
+                extras[state.key] = tuple(job.tree.draft_probs[node] for node in chain)
         outcomes, rows = self._engine.run(chains, extras)
-        decided = [_decided(job, chain, outcomes[job.memory.key]) for job, chain in zip(jobs, nodes, strict=True)]
+        decided = [_decided(chain, outcomes[job.state.key]) for job, chain in zip(jobs, nodes, strict=True)]
         num_computed = sum(outcome.tokens is not None for outcome in outcomes.values())
         timings = Timings(pass_us=int((time.perf_counter() - started) * 1e6), rows=rows, sequences=num_computed)
         return decided, timings
 
 
-def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError | None:
+def _decided(chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError | None:
     if outcome.no_memory:
         return Preempted("no KV blocks are free")
     if outcome.error is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from specdec.server.model_server import ModelServer
 from specdec.transport import rpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
-from tests.certificates import files, stranger
+from testing.certificates import files, stranger
+from testing.patience import eventually
 
 
 @dataclass
@@ -37,11 +37,18 @@ class Cluster:
 
     async def settled(self, timeout_s: float = 30.0) -> None:
         """Returns once nothing of any sequence is left anywhere; fails after ``timeout_s``."""
-        async with asyncio.timeout(timeout_s):
-            while self.orchestrator.live_sequences or any(
-                server.load.live_sequences or server.load.kv_slots_used for server in (*self.targets, *self.drafts)
-            ):
-                await asyncio.sleep(0.01)
+        await eventually(
+            lambda: (
+                not (
+                    self.orchestrator.live_sequences
+                    or any(
+                        server.load.live_sequences or server.load.kv_slots_used
+                        for server in (*self.targets, *self.drafts)
+                    )
+                )
+            ),
+            timeout_s,
+        )
 
 
 @asynccontextmanager
@@ -90,23 +97,19 @@ async def cluster(
 
 async def connected(orchestrator: OrchestratorServer, timeout_s: float = 30.0) -> None:
     """Returns once every replica can be used."""
-    async with asyncio.timeout(timeout_s):
-        while not all(r.ready for r in (*orchestrator.targets.replicas, *orchestrator.drafts.replicas)):
-            await asyncio.sleep(0.01)
+    await eventually(
+        lambda: all(r.ready for r in (*orchestrator.targets.replicas, *orchestrator.drafts.replicas)), timeout_s
+    )
 
 
 async def live(orchestrator: OrchestratorServer, count: int, timeout_s: float = 30.0) -> None:
     """Returns once so many sequences are live."""
-    async with asyncio.timeout(timeout_s):
-        while orchestrator.live_sequences != count:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: orchestrator.live_sequences == count, timeout_s)
 
 
 async def orders_wait(server: ModelServer, count: int = 1, timeout_s: float = 30.0) -> None:
     """Returns once so many orders wait for the model's thread, which is in a pass."""
-    async with asyncio.timeout(timeout_s):
-        while server.servicer.streams._loop._inbox.qsize() < count:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: server.servicer.streams._loop._inbox.qsize() >= count, timeout_s)
 
 
 def read_narrowly(patch: pytest.MonkeyPatch) -> None:

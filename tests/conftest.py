@@ -10,6 +10,10 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from specdec.server.process import let_threads_sleep
+
+let_threads_sleep()  # two threads that spin on a shared core take ten times as long
+
 settings.register_profile(
     "patient",
     settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))),

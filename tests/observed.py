@@ -6,23 +6,23 @@ import asyncio
 import re
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from specdec.cli.processes import Service, free_ports, healthy, paired, service
-from specdec.client import Client, Sample
+from specdec.cli.processes import free_ports
+from specdec.client import Sample
+from testing.lab import Deployment, Lab
 
 PROMPT = [1, 2, 3]
 
 
 @dataclass
 class Observed:
-    client: Client
-    services: dict[str, Service]
+    running: Deployment
     metrics_ports: dict[str, int]
 
     async def generate(self, seed: int = 0, **fields: object) -> Sample:
-        [sample] = await self.client.generate(token_ids={"token_ids": [*PROMPT, seed]}, seed=seed, **fields)
+        [sample] = await self.running.client.generate(token_ids={"token_ids": [*PROMPT, seed]}, seed=seed, **fields)
         return sample
 
     async def scrape(self) -> dict[str, str]:
@@ -33,27 +33,10 @@ class Observed:
 @asynccontextmanager
 async def observed() -> AsyncIterator[Observed]:
     """In the environment (OTEL_*) of the caller."""
-    *ports, first, second, third = free_ports(6)
-    metrics_ports = dict(zip(("target", "draft", "orchestrator"), (first, second, third), strict=True))
-    async with AsyncExitStack() as stack:
-
-        async def start(name: str, module: str, port: int, *arguments: str) -> Service:
-            scraped = f"--metrics-port={metrics_ports[name]}"
-            return await stack.enter_async_context(service(module, port, [scraped, *arguments]))
-
-        target = await start("target", "bench.models.table_service target", ports[0], "--pass-ms=1")
-        draft = await start("draft", "bench.models.table_service draft", ports[1], "--pass-ms=0.1")
-        addresses = (f"--target={target.address}", f"--draft={draft.address}")
-        orchestrator = await start("orchestrator", "orchestrator", ports[2], *addresses)
-        services = {"target": target, "draft": draft, "orchestrator": orchestrator}
-        for each in services.values():
-            await healthy(each)
-        await paired(orchestrator)
-        client = await stack.enter_async_context(Client(orchestrator.address))
-        yield Observed(client, services, metrics_ports)
-        for each in services.values():  # all at once: a dead collector delays each by seconds
-            each.process.terminate()
-        await asyncio.gather(*(each.process.wait() for each in services.values()))
+    ports = dict(zip(("target", "draft", "orchestrator"), free_ports(3), strict=True))
+    flags = {role: [f"--metrics-port={port}"] for role, port in ports.items()}
+    async with Lab(1).deployment(pass_ms=1.0, step_ms=0.1, **flags) as running:
+        yield Observed(running, ports)
 
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

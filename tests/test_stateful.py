@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.models.table_model import TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from orchestrator import outbox
 from orchestrator.api.server import OrchestratorServer
@@ -29,8 +28,11 @@ from specdec.core.sequence import SequenceSpec
 from specdec.core.settings import EngineSettings
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.server import create_server as create_target_server
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S, eventually
+from testing.raw import started
+from testing.table_model import TableDrafter, TableVerifier
 from tests.cluster import connected
-from tests.models.misbehaving import PATIENCE_S, Misbehaving
 from tests.models.scripted import BranchingDrafter
 from tests.models.table_reader import TABLE, Reader, continuation, directly
 
@@ -223,12 +225,11 @@ class World:
             if not reader.cancelled:
                 await reader.task
             reader.check()
-        async with asyncio.timeout(PATIENCE_S):
-            while any(each.server.live_sequences for each in self.of("orchestrator")) or any(
-                each.server.load.live_sequences or each.server.load.kv_slots_used
-                for each in (*self.of("target"), *self.of("draft"))
-            ):
-                await asyncio.sleep(0.005)
+        orchestrators, models = self.of("orchestrator"), [*self.of("target"), *self.of("draft")]
+        await eventually(lambda: not any(each.server.live_sequences for each in orchestrators))
+        await eventually(
+            lambda: not any(each.server.load.live_sequences or each.server.load.kv_slots_used for each in models)
+        )
 
     async def stop(self) -> None:
         for reader in self.readers:
@@ -237,9 +238,7 @@ class World:
             await client.__aexit__()
         for each in reversed(self.services):
             if each.role != "orchestrator" and each.up:
-                async with asyncio.timeout(PATIENCE_S):
-                    while each.server.load.open_streams:
-                        await asyncio.sleep(0.005)
+                await eventually(lambda server=each.server: not server.load.open_streams)
             if each.leaving:
                 await each.leaving
             if each.server:
@@ -261,7 +260,7 @@ def _impatient_and_never_slow() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lane, "put", put)
         patch.setattr(pool, "_COMPARE_EVERY_S", 1e6)
-        patch.setattr(outbox, "BUFFERED_CHUNKS", 3)
+        patch.setattr(outbox, "BUFFERED_EVENTS", 3)
         yield
 
 
@@ -283,17 +282,11 @@ VERBS = [
 @given(st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 2**32)), min_size=30, max_size=60))
 def test_the_text_is_the_tables_and_nothing_is_left_whatever_happens(schedule: list[tuple[str, int]]) -> None:
     async def run() -> None:
-        world = World()
-        await world.start()
-        try:
+        async with started(World()) as world:
             for verb, seed in schedule:
                 await world.do(verb, random.Random(seed))
             await world.finish()
-        finally:
-            await world.stop()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(asyncio.all_tasks()) > 1:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(asyncio.all_tasks()) <= 1)
 
     REFUSED.clear()
     asyncio.run(run())

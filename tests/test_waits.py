@@ -15,6 +15,7 @@ from draft_service.drafters.proposal import draw, rank
 from specdec.backends.packed_pass import PackedPass
 from specdec.backends.torch.backend import TorchBackend
 from specdec.core.noise import Domain, Key, exponentials
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.kvcache.block_pool import BlockPool, Move
@@ -22,7 +23,7 @@ from specdec.kvcache.store import KvStore
 from specdec.passes.outputs import PassOutputs, RowOutputs, of_segments
 from specdec.passes.rows import PassRows, Segment
 from specdec.sampling.state import SamplingState
-from target_service.decision import decide
+from target_service.decision import Case, decide
 from target_service.language_model import LmVerifier
 from target_service.verifier import Job
 from tests.models.counted_device import DEVICE, CountedDevice
@@ -36,8 +37,8 @@ SHAPES = [(2, 2), (9, 2), (2, 7), (9, 7)]
 LOGITS_PER_CALL = 1 << 20
 
 
-def case(seed: int, num_nodes: int, method: Method, params: SamplingParams) -> tuple[Job, Tensor]:
-    """A job, and the logits [1 + nodes, vocab] of its rows."""
+def example(seed: int, num_nodes: int, method: Method, params: SamplingParams) -> tuple[Case, Tensor]:
+    """A case, and the logits [1 + nodes, vocab] of its rows."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     spec = SequenceSpec((5, 6, 7, seed), 2, params, seed, method)
     tokens = [rng.randrange(VOCAB) for _ in range(num_nodes)]
@@ -45,7 +46,7 @@ def case(seed: int, num_nodes: int, method: Method, params: SamplingParams) -> t
     logits = 3 * torch.randn(1 + num_nodes, VOCAB, generator=generator)
     logits[range(num_nodes), tokens] += 12
     tree = TokenTree.chain(tokens, () if spec.keyed_by_token else probs)
-    return Job(Memory(SamplingState(spec)), list(spec.token_ids), tree), logits
+    return Case(SamplingState(spec), list(spec.token_ids), tree), logits
 
 
 def outputs_of(logits: Sequence[Tensor], device: torch.device) -> list[RowOutputs]:
@@ -59,10 +60,10 @@ def outputs_of(logits: Sequence[Tensor], device: torch.device) -> list[RowOutput
 def test_decisions_wait_as_often_for_many_as_for_few(method: Method, params: SamplingParams) -> None:
     waits = []
     for num_jobs, num_nodes in SHAPES:
-        jobs, logits = zip(*(case(seed, num_nodes, method, params) for seed in range(num_jobs)), strict=True)
-        expected = decide(jobs, outputs_of(logits, CPU), TorchBackend(CPU, LOGITS_PER_CALL))
+        cases, logits = zip(*(example(seed, num_nodes, method, params) for seed in range(num_jobs)), strict=True)
+        expected = decide(cases, outputs_of(logits, CPU), TorchBackend(CPU, LOGITS_PER_CALL))
         with CountedDevice() as device:
-            assert decide(jobs, outputs_of(logits, DEVICE), TorchBackend(DEVICE, LOGITS_PER_CALL)) == expected
+            assert decide(cases, outputs_of(logits, DEVICE), TorchBackend(DEVICE, LOGITS_PER_CALL)) == expected
         assert sum(len(decision.accepted) for decision in expected)
         waits.append(device.num_waits)
     assert len(set(waits)) == 1
@@ -74,8 +75,8 @@ def test_decisions_wait_as_often_for_many_as_for_few(method: Method, params: Sam
 def test_proposals_wait_as_often_for_many_as_for_few(method: Method, params: SamplingParams) -> None:
     waits = []
     for num_sequences in (2, 9):
-        jobs, logits = zip(*(case(seed, 0, method, params) for seed in range(num_sequences)), strict=True)
-        sequences = [DraftSequence(job.memory.sampling.spec, job.ids, memory=job.memory) for job in jobs]
+        cases, logits = zip(*(example(seed, 0, method, params) for seed in range(num_sequences)), strict=True)
+        sequences = [DraftSequence(case.spec, case.ids, state=Memory(case.sampling)) for case in cases]
         for sequence in sequences:
             sequence.num_candidates = 3
         expected = proposed(sequences, outputs_of(logits, CPU), CPU)
@@ -139,7 +140,7 @@ def test_a_verifier_waits_as_often_for_many_sequences_as_for_few() -> None:
     for num_sequences in (2, 9):
         verifier = LmVerifier(FarRunner(seed=4))
         spec = SequenceSpec((1,), 1, SamplingParams(0.0))
-        jobs = [Job(verifier.open(spec), [1], TokenTree.chain([2, 3])) for _ in range(num_sequences)]
+        jobs = [Job(TargetOpen(spec), verifier.open(spec), [1], TokenTree.chain([2, 3])) for _ in range(num_sequences)]
         with CountedDevice() as device:
             decisions, _ = verifier.verify(jobs)
         waits.append(device.num_waits)
@@ -149,7 +150,7 @@ def test_a_verifier_waits_as_often_for_many_sequences_as_for_few() -> None:
 
 def decided_near(spec: SequenceSpec) -> Any:
     verifier = LmVerifier(TableRunner(seed=4))
-    [decision], _ = verifier.verify([Job(verifier.open(spec), [1], TokenTree.chain([2, 3]))])
+    [decision], _ = verifier.verify([Job(TargetOpen(spec), verifier.open(spec), [1], TokenTree.chain([2, 3]))])
     return decision
 
 
@@ -182,7 +183,8 @@ def test_the_time_of_a_pass_ends_when_the_device_has_computed_it(monkeypatch: py
         "target_service.language_model.decide", lambda *given: Event.noted.append("decide") or decide(*given)
     )
     verifier = LmVerifier(runner)
-    _, timings = verifier.verify([Job(verifier.open(SequenceSpec((1, 2), 2)), [1, 2], TokenTree())])
+    spec = SequenceSpec((1, 2), 2)
+    _, timings = verifier.verify([Job(TargetOpen(spec), verifier.open(spec), [1, 2])])
     assert Event.noted == ["event", "pass", "event", "decide"]
     assert timings.pass_us == 123_000
     assert timings.sample_us < 100_000

@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench.chaos.dns import Names
-from bench.chaos.lab import Lab, Process, until
 from specdec.cli.processes import StartError, free_ports
 from specdec.client import Client
+from testing.dns import Names
+from testing.lab import Lab, Process, start, until
 
 _PASS_MS = {"target": 8, "draft": 1}
 
@@ -49,10 +49,9 @@ class Named:
         self._prefix = [*self.names.prefix, *prefix]
         for role, count in (("target", self._num_targets), ("draft", 1), ("orchestrator", 1)):
             for _ in range(count):
-                await self.add(role).start()
+                self.add(role)
             self.show(role)
-        for each in self.processes:
-            await each.healthy()
+        await start(*self.processes)
         [front] = self.roles["orchestrator"]
         self.client = await self._stack.enter_async_context(Client(front.address))
         if await self.used(front) == float("inf"):
@@ -64,7 +63,7 @@ class Named:
             module = role
             flags = [f"--{name}={name}:{self._ports[name]}" for name in _PASS_MS]
         else:
-            module = f"bench.models.table_service {role}"
+            module = f"testing.table_service {role}"
             flags = [f"--pass-ms={_PASS_MS[role]}"]
         host = f"{self.names.network}.{next(self._numbers)}"
         self.roles[role].append(self._make(module, *flags, prefix=self._prefix, host=host, port=self._ports[role]))

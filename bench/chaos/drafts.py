@@ -4,90 +4,74 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.chaos import hostile
-from bench.chaos.lab import Deployment, Lab, load_of
-from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.raw import target_stream
-from bench.chaos.traffic import Traffic, ask, check_same, several
 from specdec.client import Client
 from specdec.core.errors import ModelMismatch
-from specdec.v1 import common_pb2, target_pb2
+from testing.hostile_draft import ANSWERS, EJECTED, ENDLESS, SILENCE, hostile_draft
+from testing.lab import Deployment, load_of, replica_flags, start
+from testing.raw import service_at, spec, target_open
+from testing.table_model import Table
+from testing.traffic import Traffic, ask, percentile
+from testing.trial import Trial
 
 
-async def row_11(lab: Lab, seed: int, short: bool) -> Outcome:
+async def hostile_draft_service(trial: Trial) -> None:
     """A hostile draft, a raw gRPC server, sends random tokens, empty trees and everything that the contract forbids.
     Another one sends heartbeats and never answers, and others send what is legal without end."""
-    outcome = Outcome()
-    modes = {**hostile.HARMLESS, **hostile.INVALID, **hostile.FLOODS, "no answer": None}
-    for name, mode in modes.items():
-        draft = hostile.HostileDraft(seed, endless=name in hostile.FLOODS)
-        draft.mode = mode
-        server, port = await hostile.serve(draft)
-        try:
-            address = f"127.0.0.1:{port}"
-            async with lab.deployment(num_drafts=0, extra_drafts=[address]) as found:
-                if name in hostile.FLOODS:
-                    await _flooded(outcome, lab, found, name)
-                await _abused(outcome, lab, found, name, address, 4 if short else 16)
-        finally:
-            await server.stop(0)
-    return outcome
+    for name in (SILENCE, "empty trees", "other tokens", *sorted(EJECTED)):
+        async with (
+            hostile_draft(Table().info("table-draft"), ANSWERS[name], heartbeats=True) as address,
+            trial.deployment(num_drafts=0, orchestrator=[f"--draft={address}"]) as running,
+        ):
+            if name in ENDLESS:
+                await _flooded(trial, running, name)
+            await _abused(trial, running, name, address)
 
 
-async def _flooded(outcome: Outcome, lab: Lab, found: Deployment, name: str) -> None:
+async def _flooded(trial: Trial, running: Deployment, name: str) -> None:
     """A request during which the draft floods, against requests for which it is ejected already."""
-    [asked] = several(1, 100, lab.chance)
-    await ask(found.client, replace(asked, num_draft_tokens=0))  # connections and code are warm
-    flooded, *others = [await ask(found.client, replace(asked, num_draft_tokens=4)) for _ in range(4)]
-    check_same(outcome, [flooded], lab.reference, f"with {name}")
+    [asked] = trial.requests(1, 100)
+    await ask(running.client, replace(asked, num_draft_tokens=0))  # connections and code are warm
+    flooded, *others = [await ask(running.client, replace(asked, num_draft_tokens=4)) for _ in range(4)]
+    trial.check_same([flooded], f"with {name}")
     flooded_s = flooded.ended - flooded.started
     usual_s = percentile((each.ended - each.started for each in others), 0.5)
-    outcome.note(f"{name}: {flooded_s * 1e3:.0f} ms, without a draft {usual_s * 1e3:.0f} ms")
-    outcome.at_most(f"{name}: time against no draft", flooded_s / usual_s, 1.2, "x")
+    trial.note(f"{name}: {flooded_s * 1e3:.0f} ms, without a draft {usual_s * 1e3:.0f} ms")
+    trial.at_most(f"{name}: time against no draft", flooded_s / usual_s, 1.2, "x")
 
 
-async def _abused(outcome: Outcome, lab: Lab, found: Deployment, name: str, address: str, count: int) -> None:
+async def _abused(trial: Trial, running: Deployment, name: str, address: str) -> None:
     # A number of draft tokens, because the policy may leave a draft unasked.
-    asked = [replace(each, num_draft_tokens=4) for each in several(count, 60, lab.chance)]
-    async with Traffic(found.client, asked) as traffic:
+    asked = [replace(each, num_draft_tokens=4) for each in trial.requests(4 if trial.short else 16, 60)]
+    async with Traffic(running.client, asked) as traffic:
         answers = await traffic.finished(15.0)
-    check_same(outcome, answers, lab.reference, f"with {name}")
-    replicas = (await found.client.server_info()).replicas
-    problem = next(each.problem for each in replicas if each.address == address)
-    if name in hostile.INVALID or name in hostile.FLOODS:
-        outcome.check("ejected" in problem, f"{name}: {problem or 'not ejected'}")
-    if name == "no answer":
+    trial.check_same(answers, f"with {name}")
+    replicas = (await running.client.server_info()).replicas
+    problem = next(replica.problem for replica in replicas if replica.address == address)
+    if name in EJECTED:
+        trial.check("ejected" in problem, f"{name}: {problem or 'not ejected'}")
+    if name == SILENCE:
         longest = percentile((gap for answer in answers for gap in answer.gaps), 1.0)
-        outcome.at_most("no answer: longest gap", longest, 1.5)
+        trial.at_most(f"{name}: longest gap", longest, 1.5)
 
 
-async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
+async def other_models(trial: Trial) -> None:
     """A draft has a vocabulary of 512, its target one of 1024. Then an open frame names another model."""
-    outcome = Outcome()
-    async with lab.deployment(num_drafts=0) as found:
-        async with lab.processes() as make:
-            other = make("bench.models.table_service draft", "--vocab-size=512")
-            front = make("orchestrator", f"--target={found.targets[0].address}", f"--draft={other.address}")
-            for each in (other, front):
-                await each.start()
-            for each in (other, front):
-                await each.healthy()
-            async with Client(front.address) as client:
-                async with Traffic(client, several(4 if short else 16, 80, lab.chance)) as traffic:
-                    answers = await traffic.finished(30.0)
-                check_same(outcome, answers, lab.reference, "by the target alone")
-                drafted = sum(answer.sample.finish.speculation.num_draft_tokens for answer in answers)
-                outcome.check(not drafted, f"{drafted} draft tokens used")
-                replicas = (await client.server_info()).replicas
-                problem = next(each.problem for each in replicas if each.role == "draft")
-                outcome.check("512" in problem and "1024" in problem, f"the refusal names both: {problem}")
-            outcome.check((await load_of(other.address, "draft")).live_sequences == 0, "the draft has no sequences")
-        async with target_stream(found.targets[0].address) as stream:
-            spec = common_pb2.SequenceSpec(token_ids=[1, 2], num_prompt_tokens=2, model_digest="another")
-            spec.sampling.top_p = 1.0
-            spec.method = common_pb2.VERIFICATION_METHOD_COUPLED
-            await stream.send(opens=[target_pb2.TargetOpen(sequence=1, spec=spec)])
+    async with trial.deployment(num_drafts=0) as running:
+        [target] = running.targets
+        other = running.make("testing.table_service draft", "--vocab-size=512")
+        front = running.make("orchestrator", *replica_flags([target.address], [other.address]))
+        await start(other, front)
+        async with Client(front.address) as client:
+            answers = await trial.check_serves(client, 4 if trial.short else 16, 80, "by the target alone")
+            drafted = sum(answer.sample.finish.speculation.num_draft_tokens for answer in answers)
+            trial.check(not drafted, f"{drafted} draft tokens used")
+            replicas = (await client.server_info()).replicas
+            problem = next(replica.problem for replica in replicas if replica.role == "draft")
+            trial.check("512" in problem and "1024" in problem, f"the refusal names both: {problem}")
+        trial.check((await load_of(other.address, "draft")).live_sequences == 0, "the draft has no sequences")
+        async with service_at(target.address, "target") as service:
+            stream = service.stream()
+            await stream.send(opens=[target_open(1, spec=spec((1, 2), model_digest="another"))])
             error = await stream.error(1)
-            mine = "table-target" in str(error) and "another" in str(error)
-            outcome.check(isinstance(error, ModelMismatch) and mine, f"{error.reason}: {error}")
-    return outcome
+            named = "table-target" in str(error) and "another" in str(error)
+            trial.check(isinstance(error, ModelMismatch) and named, f"{error.reason}: {error}")

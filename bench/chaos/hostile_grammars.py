@@ -20,32 +20,26 @@ _NUMBERS = (
 _KEYWORDS = ("const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COUNTS = (0, 1, 7, 999, 100_000, 2**31 - 1, 2**32, 2**63, 2**64 - 1)
 _UNICODE = ("é", "\U0001f600", "\u202e", "\0", "\ud800", '"', "\\", "a/b~1", "$ref", "", "\uffff")
-_PATTERNS = (
-    *(
-        "^.*{a}.*$|zz",
-        "[ab]*{a}[ab]{{{n}}}",
-        "(a+)+{a}",
-        "({a}{{0,{n}}}){{0,{n}}}",
-        ".{{0,{n}}}{a}",
-        r"(\w{{1,50}} ?){{1,{n}}}",
-    ),
-    *(
-        r"\p{{L}}{{0,{n}}}\p{{N}}",
-        "(?={a})b",
-        "(?<!{a})b",
-        r"({a})\1",
-        "(?i:é{a}){{{n}}}",
-        "(.*{a}.{{{n}}})&(.*b.{{{n}}})",
-        "~(.*{a})",
-    ),
-    *(
-        "[^\\x00-\\x{{10FFFF}}]",
-        "(x?){{{n}}}x{{{n}}}",
-        "{a}{{{n}}}",
-        r"\b{a}\B$^",
-        "((((({a}{{9}}){{9}}){{9}}){{9}}){{9}}){{9}}",
-    ),
-)
+_PATTERNS = r"""
+^.*{a}.*$|zz
+[ab]*{a}[ab]{{{n}}}
+(a+)+{a}
+({a}{{0,{n}}}){{0,{n}}}
+.{{0,{n}}}{a}
+(\w{{1,50}} ?){{1,{n}}}
+\p{{L}}{{0,{n}}}\p{{N}}
+(?={a})b
+(?<!{a})b
+({a})\1
+(?i:é{a}){{{n}}}
+(.*{a}.{{{n}}})&(.*b.{{{n}}})
+~(.*{a})
+[^\x00-\x{{10FFFF}}]
+(x?){{{n}}}x{{{n}}}
+{a}{{{n}}}
+\b{a}\B$^
+((((({a}{{9}}){{9}}){{9}}){{9}}){{9}}){{9}}
+""".strip().splitlines()
 
 
 def regex(chance: random.Random) -> str:
@@ -131,45 +125,38 @@ def schema(chance: random.Random) -> str:
     return text if chance.random() < 0.9 else text[: chance.randrange(len(text))] + chance.choice('{["\0,')
 
 
-_RULES = (
-    *(
-        "s: s s s s s | /a/ | /[ab]/ | {e}",
-        's: s s | "a"',
-        "s: s",
-        "s: s | s s | {e}",
-        "s: (s*)* | /a/",
-        's: "a" s s | s "a" |',
-    ),
-    *(
-        "s: (/a?/ {e}?){{0,{n}}}",
-        's: ("a"{{1,{n}}}){{1,{n}}}',
-        "s: /{r}/ | /{r}/ | s s",
-        "s: /.*/ /[a-z]*/ /.*/",
-        's: "a"? s?',
-    ),
-    *(
-        "s: %json {j}",
-        "s: (%json {j}) s",
-        's: %regex {{"substring_chars": "{t}"}}',
-        "s: T\nT: T T | /a/",
-        "s: T+\nT: /{r}/ & /{r}/",
-    ),
-    *(
-        "s: p::{n}\np::_: {e} {e}",
-        's: p::0\np::_: "x" | p::incr(_) p::decr(_)',
-        "s[lazy]: /{r}/",
-        "s[max_tokens={n}]: /.*/",
-    ),
-    *(
-        "s: <[0-{n}]>{{1,{n}}}",
-        "s: <|endoftext|>",
-        "%ignore /{r}/\ns: /a/+",
-        's: "é"i{{{n}}}',
-        "s: @s",
-        's: "b".."a"',
-        "s -> x: s",
-    ),
-)
+_RULES = [
+    rule.replace(r"\n", "\n")
+    for rule in r"""
+s: s s s s s | /a/ | /[ab]/ | {e}
+s: s s | "a"
+s: s
+s: s | s s | {e}
+s: (s*)* | /a/
+s: "a" s s | s "a" |
+s: (/a?/ {e}?){{0,{n}}}
+s: ("a"{{1,{n}}}){{1,{n}}}
+s: /{r}/ | /{r}/ | s s
+s: /.*/ /[a-z]*/ /.*/
+s: "a"? s?
+s: %json {j}
+s: (%json {j}) s
+s: %regex {{"substring_chars": "{t}"}}
+s: T\nT: T T | /a/
+s: T+\nT: /{r}/ & /{r}/
+s: p::{n}\np::_: {e} {e}
+s: p::0\np::_: "x" | p::incr(_) p::decr(_)
+s[lazy]: /{r}/
+s[max_tokens={n}]: /.*/
+s: <[0-{n}]>{{1,{n}}}
+s: <|endoftext|>
+%ignore /{r}/\ns: /a/+
+s: "é"i{{{n}}}
+s: @s
+s: "b".."a"
+s -> x: s
+""".strip().splitlines()
+]
 
 
 def _permutations(size: int) -> str:

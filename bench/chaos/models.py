@@ -1,17 +1,16 @@
-"""The models that a lab serves, and the only right text of each request. Knows no processes and no faults."""
+"""Language models for a lab, and the only right text of each request. Knows no processes and no faults."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from bench.models.damped_pair import Pair, Shape, damped_pair
-from bench.models.table_model import Table
 from specdec.cli.demo import MODELS
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.sequence import SequenceSpec
-
-Role = Literal["target", "draft"]
+from testing.lab import Role
+from testing.traffic import Reference
 
 _TINY = Shape(
     vocab_size=1024, hidden=128, layers=4, draft_layers=2, heads=4, kv_heads=2, feed_forward=256, context_length=4096
@@ -20,34 +19,6 @@ _FLAGS = {
     "torch": (),
     "vllm": ("--vllm.enforce-eager", "--vllm.max-num-seqs=64", "--memory-fraction=0.1"),
 }
-
-
-class Reference(Protocol):
-    """What the target writes when nothing fails."""
-
-    def text(self, spec: SequenceSpec, max_tokens: int) -> list[int]:
-        """The only right output ids."""
-        ...
-
-
-class Models(Protocol):
-    """A target and a draft with at least 1,024 tokens. The attribute ``reference`` tells the target's texts."""
-
-    reference: Reference
-
-    def service(self, role: Role, pass_ms: float) -> tuple[str, ...]:
-        """The module and the flags of a service. ``pass_ms``: the time of a pass, where it can be chosen."""
-        ...
-
-
-class TableModels:
-    """Table models, with the times and the faults that a row asks for."""
-
-    def __init__(self) -> None:
-        self.reference: Reference = Table()
-
-    def service(self, role: Role, pass_ms: float) -> tuple[str, ...]:
-        return f"bench.models.table_service {role}", f"--pass-ms={pass_ms}"
 
 
 def tiny_pair(directory: Path) -> Pair:
@@ -88,8 +59,8 @@ class _Transformers:
         with torch.inference_mode():
             for _ in range(max_tokens):
                 new = torch.tensor([ids if cache is None else ids[-1:]])
-                told = self._model(input_ids=new, past_key_values=cache, logits_to_keep=1)
-                cache, scores = told.past_key_values, told.logits[0, -1].double()  # [vocab]
+                output = self._model(input_ids=new, past_key_values=cache, logits_to_keep=1)
+                cache, scores = output.past_key_values, output.logits[0, -1].double()  # [vocab]
                 if not spec.sampling.greedy:
                     noise = exponentials([Key(spec.seed, len(ids))], Domain.COUPLED, len(scores))[0]
                     scores = scores / spec.sampling.temperature - noise.log()

@@ -3,167 +3,135 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
-from bench.chaos.fault_proxy import Direction
-from bench.chaos.lab import Deployment, Lab, Process, load_of, until
 from bench.chaos.netns import Namespace
-from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Traffic, added_gaps, check_same, note_gaps, several
 from orchestrator.control.controller import MAX_AUTONOMOUS
 from specdec.client import Client
+from testing.fault_proxy import Direction
+from testing.lab import Deployment, Process, load_of, replica_flags, start
+from testing.traffic import Traffic, added_gaps, interrupted, percentile
+from testing.trial import Trial, num_replays
 
 _KEEPALIVE_LIMIT_S = 10.0
+Cut = Callable[[Process, bool], Awaitable[None]]
+"""Cuts a process off, or ends that."""
 
 
-async def row_06(lab: Lab, seed: int, short: bool) -> Outcome:
+async def partition_target(trial: Trial) -> None:
     """Bytes between the orchestrator and one of two targets are held, in both directions and then in each. Then all
     packets of a network namespace are dropped."""
-    outcome = Outcome()
-    async with lab.deployment(num_targets=2, num_drafts=1, proxied=True) as found:
+    async with trial.deployment(num_targets=2, proxied=True) as running:
         for name, directions in (
             ("both", tuple(Direction)),
             ("towards it", (Direction.UP,)),
             ("from it", (Direction.DOWN,)),
         ):
 
-            def cut(victim: Process, hold: bool, directions: tuple[Direction, ...] = directions) -> None:
-                found.proxies[victim].set(*directions, hold=hold)
+            async def hold(victim: Process, held: bool, directions: tuple[Direction, ...] = directions) -> None:
+                running.proxies[victim].set(*directions, hold=held)
 
-            heard = Direction.DOWN not in directions
-            await _partition(outcome, lab, found, found.targets, cut, f"proxy, {name}", short, heard)
+            await _partition(trial, running, running.targets, hold, f"proxy, {name}", Direction.DOWN not in directions)
     if (namespace := await Namespace.create()) is None:
-        outcome.note("no network namespace available here: only the proxy was used")
-        return outcome
+        trial.note("no network namespace available here: only the proxy was used")
+        return
     async with namespace, AsyncExitStack() as stack:
-        make = await stack.enter_async_context(lab.processes())
-        near = make("bench.models.table_service target", "--pass-ms=10")
-        far = make("bench.models.table_service target", "--pass-ms=10", prefix=namespace.prefix, host=namespace.address)
-        front = make("orchestrator", f"--target={near.address},{far.address}")
-        for each in (near, far, front):
-            await each.start()
-        for each in (near, far, front):
-            await each.healthy()
+        make = await stack.enter_async_context(trial.processes())
+        near = make("testing.table_service target", "--pass-ms=10")
+        far = make("testing.table_service target", "--pass-ms=10", prefix=namespace.prefix, host=namespace.address)
+        front = make("orchestrator", *replica_flags([near.address, far.address]))
+        await start(near, far, front)
         client = await stack.enter_async_context(Client(front.address))
-        found = Deployment([near, far], [], front, client, {})
-        await found.ready()
+        running = Deployment([near, far], [], front, client, make)
+        await running.ready()
 
         async def lose(victim: Process, lost: bool) -> None:
             await namespace.cut(lost)
 
-        await _partition(outcome, lab, found, [far], lose, "namespace, packets dropped", short)
-    return outcome
+        await _partition(trial, running, [far], lose, "namespace, packets dropped")
 
 
 async def _partition(
-    outcome: Outcome,
-    lab: Lab,
-    found: Deployment,
-    candidates: list[Process],
-    cut: Callable[[Process, bool], Any],
-    name: str,
-    short: bool,
-    heard: bool = False,
+    trial: Trial, running: Deployment, candidates: list[Process], cut: Cut, name: str, heard: bool = False
 ) -> None:
     """Cut off one candidate under load and again when idle. ``heard``: its verdicts still reach the orchestrator."""
-    async with Traffic(found.client, several(6 if short else 20, 250, lab.chance)) as traffic:
-        await traffic.reached(0.2)
-        # The busiest: the watchdog observes only replicas with rounds in flight; keepalive covers the others.
-        live = {each: (await load_of(each.address, "target")).live_sequences for each in candidates}
-        victim = max(live, key=lambda each: live[each])
-        began = time.monotonic()
-        await _done(cut(victim, True))
-        seen_s = await found.left(victim)
-        answers = await traffic.finished(60.0)
+    # The busiest: the watchdog observes only replicas with rounds in flight; keepalive covers the others.
+    live: dict[Process, int] = {}
+    left_s = 0.0
+
+    async def cut_busiest() -> None:
+        nonlocal left_s
+        live.update({each: (await load_of(each.address, "target")).live_sequences for each in candidates})
+        victim = max(live, key=live.__getitem__)
+        await cut(victim, True)
+        left_s = await running.left(victim)
+
+    asked = trial.requests(6 if trial.short else 20, 250)
+    began, answers = await interrupted(running.client, asked, 0.2, cut_busiest)
+    victim = max(live, key=live.__getitem__)
     rounds = [gap for answer in answers for gap in answer.gaps if gap < 1.0]
     # A target that is still heard decodes its sequences autonomously for a while, and their clients get tokens.
     autonomous_s = MAX_AUTONOMOUS * percentile(rounds, 0.5) if heard else 0.0
-    outcome.note(f"{name}: {live[victim]} sequences on it")
-    outcome.at_most(f"{name}: detected after", seen_s, autonomous_s + max(1.0, 5 * percentile(rounds, 0.99)))
-    note_gaps(outcome, added_gaps(answers, began), 2.0, f"{name}: added gap")
-    check_same(outcome, answers, lab.reference, name)
-    await _done(cut(victim, False))
-    await found.ready()
+    trial.note(f"{name}: {live[victim]} sequences on it")
+    trial.at_most(f"{name}: detected after", left_s, autonomous_s + max(1.0, 5 * percentile(rounds, 0.99)))
+    trial.note_gaps(added_gaps(answers, began), 2.0, f"{name}: added gap")
+    trial.check_same(answers, name)
+    await cut(victim, False)
+    await running.ready()
     # No rounds are in flight now, so the watchdog is off and only keepalive can detect the fault.
-    await _done(cut(victim, True))
-    outcome.at_most(f"{name}: idle, by keepalive", await found.left(victim), _KEEPALIVE_LIMIT_S)
-    await _done(cut(victim, False))
-    await found.ready()
+    await cut(victim, True)
+    trial.at_most(f"{name}: idle, by keepalive", await running.left(victim), _KEEPALIVE_LIMIT_S)
+    await cut(victim, False)
+    await running.ready()
 
 
-async def _done(result: object) -> None:
-    if asyncio.iscoroutine(result):
-        await result
-
-
-async def row_08(lab: Lab, seed: int, short: bool) -> Outcome:
+async def slow_target(trial: Trial) -> None:
     """Responses of one of two targets are delayed by 100 ms, under a steady load of 16 concurrent requests."""
-    outcome = Outcome()
-    window_s, settle_s = (2.0, 4.0) if short else (6.0, 10.0)
-    async with lab.deployment(num_targets=2, proxied=True) as found:
-        stop = asyncio.Event()
-        chunks: list[tuple[float, float]] = []  # (time, gap to the previous chunk), seconds
-        wrong = 0
-
-        async def steady() -> None:
-            nonlocal wrong
-            while not stop.is_set():
-                async with Traffic(found.client, several(1, 120, lab.chance)) as traffic:
-                    [answer] = await traffic.finished(60.0)
-                times = [when for when, _ in answer.arrivals]
-                chunks.extend(zip(times[1:], answer.gaps, strict=True))
-                wrong += not (answer.same(lab.reference) and answer.sample.finished)
-
-        load = [asyncio.create_task(steady()) for _ in range(8 if short else 16)]
+    window_s, settle_s = (2.0, 4.0) if trial.short else (6.0, 10.0)
+    async with (
+        trial.deployment(num_targets=2, proxied=True) as running,
+        trial.steady(running.client, 8 if trial.short else 16, 120) as load,
+    ):
         await asyncio.sleep(window_s)
         slowed = time.monotonic()
-        healthy = percentile((gap for when, gap in chunks), 0.99)
-        victim = lab.chance.choice(found.targets)
-        found.proxies[victim].set(Direction.DOWN, latency_s=0.1)
-        ejected_s = await found.left(victim, settle_s)
-        problem = (await found.replica(victim)).problem
-        await asyncio.sleep(max(0.0, slowed + settle_s - time.monotonic()))
-        await asyncio.sleep(window_s)
-        after = percentile((gap for when, gap in chunks if when > slowed + settle_s), 0.99)
-        stop.set()
-        await asyncio.gather(*load)
-        outcome.at_most("ejected after", ejected_s, settle_s)
-        outcome.note(problem)
-        outcome.check(not wrong, f"{wrong} wrong or unfinished")
-        outcome.note(f"gap p99 healthy {healthy * 1e3:.1f} ms")
-        outcome.at_most(f"gap p99 from {settle_s:g} s on", after * 1e3, 1.5 * healthy * 1e3, "ms")
-    return outcome
+        victim = trial.chance.choice(running.targets)
+        running.proxies[victim].set(Direction.DOWN, latency_s=0.1)
+        ejected_s = await running.left(victim, settle_s)
+        problem = (await running.replica(victim)).problem
+        await asyncio.sleep(max(0.0, slowed + settle_s - time.monotonic()) + window_s)
+    times = [[when for when, _ in answer.arrivals] for answer in load.answers]
+    chunks = [(later, later - earlier) for of_one in times for earlier, later in itertools.pairwise(of_one)]
+    healthy, after = (
+        percentile((gap for when, gap in chunks if begin < when < end), 0.99)
+        for begin, end in ((0.0, slowed), (slowed + settle_s, float("inf")))
+    )
+    trial.at_most("ejected after", ejected_s, settle_s)
+    trial.note(problem)
+    trial.check_same(load.answers)
+    trial.note(f"gap p99 healthy {healthy * 1e3:.1f} ms")
+    trial.at_most(f"gap p99 from {settle_s:g} s on", after * 1e3, 1.5 * healthy * 1e3, "ms")
 
 
-async def row_10(lab: Lab, seed: int, short: bool) -> Outcome:
+async def reset_connections(trial: Trial) -> None:
     """Connections to targets and draft are reset, or cut inside a frame, several times a second."""
-    outcome = Outcome()
-    async with lab.deployment(num_targets=2, proxied=True) as found:
-        async with Traffic(found.client, several(8 if short else 40, 300, lab.chance)) as traffic:
-            faults = 0
-            while not all(answer.done for answer in traffic.answers) and faults < 400:
-                await asyncio.sleep(lab.chance.uniform(0.05, 0.4))
-                proxy = lab.chance.choice(list(found.proxies.values()))
-                faults += 1
-                if lab.chance.random() < 0.5:
+    async with trial.deployment(num_targets=2, proxied=True) as running:
+        async with Traffic(running.client, trial.requests(8 if trial.short else 40, 300)) as traffic:
+            num_faults = 0
+            while not all(answer.done for answer in traffic.answers) and num_faults < 400:
+                await asyncio.sleep(trial.chance.uniform(0.05, 0.4))
+                proxy = trial.chance.choice(list(running.proxies.values()))
+                num_faults += 1
+                if trial.chance.random() < 0.5:
                     proxy.reset()
                 else:
-                    proxy.set(lab.chance.choice(list(Direction)), truncate_after=lab.chance.randint(1, 400))
+                    proxy.set(trial.chance.choice(list(Direction)), truncate_after=trial.chance.randint(1, 400))
             answers = await traffic.finished(60.0)
-        outcome.note(f"{faults} faults, {sum(answer.num_replays for answer in answers)} replays")
-        check_same(outcome, answers, lab.reference)
-        everyone = [*found.targets, *found.drafts, found.orchestrator]
-        dead = [each.module for each in everyone if each.returncode is not None]
-        outcome.check(not dead, f"processes that ended: {', '.join(dead) or 'none'}")
-        traces = sum(each.tracebacks() for each in everyone)
-        outcome.check(not traces, f"{traces} tracebacks in the logs")
-        back = await until(lambda: _all_ready(found), 10.0)
-        outcome.at_most("all replicas used again after", back, 5.0)
-    return outcome
-
-
-async def _all_ready(found: Deployment) -> bool:
-    return all(each.ready for each in (await found.client.server_info()).replicas)
+        trial.note(f"{num_faults} faults, {num_replays(answers)} replays")
+        trial.check_same(answers)
+        ended = [process.module for process in running.processes if process.returncode is not None]
+        trial.check(not ended, f"processes that ended: {', '.join(ended) or 'none'}")
+        trial.check_no_tracebacks(running.processes)
+        trial.at_most("all replicas used again after", await running.ready(10.0), 5.0)

@@ -8,61 +8,60 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.chaos.lab import Deployment, Lab, until
-from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Answer, Traffic, ask, check_same, several
 from specdec.cli.processes import is_serving
 from specdec.core.errors import Overloaded
+from testing.lab import Deployment, until
+from testing.traffic import Answer, Traffic, ask, percentile
+from testing.trial import Trial, num_replays
 
 
-async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
+async def overload(trial: Trial) -> None:
     """Poisson arrivals at 10 times the measured capacity for 60 s, open loop; 8 live sequences, a queue of 16."""
-    outcome = Outcome()
-    seconds = 8.0 if short else 60.0
     flags = ["--max-live-sequences=8", "--max-waiting-requests=16"]
-    async with lab.deployment(pass_ms=50.0, orchestrator=flags) as found, _steady():
-        peak = await _capacity(lab, found, 4.0 if short else 10.0)
-        outcome.note(f"capacity {peak:.1f} requests/s")
-        before_mib = found.orchestrator.rss_mib
+    async with trial.deployment(pass_ms=50.0, orchestrator=flags) as running, _no_garbage_collection():
+        capacity = await _capacity(trial, running, 4.0 if trial.short else 10.0)
+        trial.note(f"capacity {capacity:.1f} requests/s")
+        before_mib = running.orchestrator.rss_mib
         answers: list[Answer] = []
         tasks: set[asyncio.Task[Answer]] = set()
-        ill = 0
-        longest_queue = 0
-        started = looked = time.monotonic()
-        while (now := time.monotonic()) < started + seconds:
-            await asyncio.sleep(lab.chance.expovariate(10 * peak))
-            answers.append(Answer(several(1, 60, lab.chance)[0]))
-            tasks.add(task := asyncio.create_task(ask(found.client, answers[-1].asked, answers[-1])))
+        num_ill = longest_queue = 0
+        started = polled = time.monotonic()
+        while (now := time.monotonic()) < started + (8.0 if trial.short else 60.0):
+            await asyncio.sleep(trial.chance.expovariate(10 * capacity))
+            answers.append(Answer(trial.requests(1, 60)[0]))
+            tasks.add(task := asyncio.create_task(ask(running.client, answers[-1].asked, answers[-1])))
             task.add_done_callback(tasks.discard)
-            if now > looked + 0.5:
-                looked = now
-                ill += not await is_serving(found.orchestrator.address)
-                longest_queue = max(longest_queue, (await found.client.server_info()).waiting_requests)
-        overloaded_s = time.monotonic() - started
-        goodput = sum(answer.sample.finished for answer in answers) / overloaded_s
-        recovered_s = await until(lambda: _let_in_at_once(lab, found), 30.0)
+            if now > polled + 0.5:
+                polled = now
+                num_ill += not await is_serving(running.orchestrator.address)
+                longest_queue = max(longest_queue, (await running.client.server_info()).waiting_requests)
+        goodput = sum(answer.sample.finished for answer in answers) / (time.monotonic() - started)
+        recovered_s = await until(lambda: _admits_at_once(trial, running), 30.0)
         await asyncio.gather(*tasks)
-        rejected = [answer for answer in answers if answer.error is not None]
-        others = {type(a.error).__name__ for a in rejected} - {"Overloaded"}
-        outcome.note(f"{len(answers)} sent, {len(rejected)} rejected")
-        outcome.check(not others, f"other errors: {', '.join(others) or 'none'}")
-        advised = all(isinstance(a.error, Overloaded) and a.error.retry_after_s > 0 for a in rejected)
-        outcome.check(advised, "all rejects have a retry delay")
-        times = [answer.ended - answer.started for answer in rejected]
-        outcome.note(f"rejects p50 {percentile(times, 0.5) * 1e3:.1f} ms, p99 {percentile(times, 0.99) * 1e3:.1f} ms")
-        outcome.at_most("longest reject", max(times) * 1e3, 50.0, "ms")
-        check_same(outcome, [a for a in answers if a.error is None], lab.reference, "accepted")
-        outcome.at_least("goodput over capacity", goodput / peak, 0.9)
-        outcome.at_most("longest queue", longest_queue, 16, "requests")
-        outcome.check(not ill, f"{ill} health checks failed")
-        outcome.at_most("recovered after", recovered_s, 5.0)
-        outcome.at_most("orchestrator grew", found.orchestrator.rss_mib - before_mib, 64.0, "MiB")
-    return outcome
+        _check_rejected(trial, answers)
+        trial.check_same([answer for answer in answers if answer.error is None], "accepted")
+        trial.at_least("goodput over capacity", goodput / capacity, 0.9)
+        trial.at_most("longest queue", longest_queue, 16, "requests")
+        trial.check(not num_ill, f"{num_ill} health checks failed")
+        trial.at_most("recovered after", recovered_s, 5.0)
+        trial.at_most("orchestrator grew", running.orchestrator.rss_mib - before_mib, 64.0, "MiB")
+
+
+def _check_rejected(trial: Trial, answers: list[Answer]) -> None:
+    rejected = [answer for answer in answers if answer.error is not None]
+    others = {type(answer.error).__name__ for answer in rejected} - {"Overloaded"}
+    trial.note(f"{len(answers)} sent, {len(rejected)} rejected")
+    trial.check(not others, f"other errors: {', '.join(others) or 'none'}")
+    advised = all(isinstance(a.error, Overloaded) and a.error.retry_after_s > 0 for a in rejected)
+    trial.check(advised, "all rejects have a retry delay")
+    times = [answer.ended - answer.started for answer in rejected]
+    trial.note(f"rejects p50 {percentile(times, 0.5) * 1e3:.1f} ms, p99 {percentile(times, 0.99) * 1e3:.1f} ms")
+    trial.at_most("longest reject", max(times) * 1e3, 50.0, "ms")
 
 
 @asynccontextmanager
-async def _steady() -> AsyncIterator[None]:
-    """Disable this process's garbage collector: its pauses of 60 ms would count as the orchestrator's."""
+async def _no_garbage_collection() -> AsyncIterator[None]:
+    """In this process: pauses of 60 ms would count as the orchestrator's."""
     gc.disable()
     try:
         yield
@@ -70,69 +69,53 @@ async def _steady() -> AsyncIterator[None]:
         gc.enable()
 
 
-async def _capacity(lab: Lab, found: Deployment, seconds: float) -> float:
+async def _capacity(trial: Trial, running: Deployment, seconds: float) -> float:
     """Requests per second in a closed loop of 16 clients: one request waits for each live one."""
-    count = 0
     started = time.monotonic()
-    end = started + seconds
-
-    async def steady() -> None:
-        nonlocal count
-        while time.monotonic() < end:
-            await ask(found.client, several(1, 60, lab.chance)[0])
-            count += 1
-
-    await asyncio.gather(*(steady() for _ in range(16)))
-    return count / (time.monotonic() - started)
+    async with trial.steady(running.client, 16, 60) as load:
+        await asyncio.sleep(seconds)
+    return len(load.answers) / (time.monotonic() - started)
 
 
-async def _let_in_at_once(lab: Lab, found: Deployment) -> bool:
+async def _admits_at_once(trial: Trial, running: Deployment) -> bool:
     """Whether the queue is empty and a new request is admitted within 0.1 s."""
-    if (await found.client.server_info()).waiting_requests:
+    if (await running.client.server_info()).waiting_requests:
         return False
-    answer = await ask(found.client, several(1, 1, lab.chance)[0])
+    answer = await ask(running.client, trial.requests(1, 1)[0])
     return answer.error is None and answer.admitted - answer.started < 0.1
 
 
-async def row_18(lab: Lab, seed: int, short: bool) -> Outcome:
+async def too_few_slots(trial: Trial) -> None:
     """32 requests need more than 8,192 KV slots of a pool with 4,096: long prompts, and outputs beyond the estimate of
     the admission."""
-    outcome = Outcome()
-    async with lab.deployment(pass_ms=5.0, step_ms=0.2, target=["--kv-slots=4096"]) as found:
-        count = 12 if short else 32
-        used = 0
-        asked = several(count, 200, lab.chance, 700 if short else 256)
+    async with trial.deployment(pass_ms=5.0, step_ms=0.2, target=["--kv-slots=4096"]) as running:
+        asked = trial.requests(12, 200, 700) if trial.short else trial.requests(32, 200, 256)
         need = sum(len(each.prompt) + each.max_tokens for each in asked)
-        async with Traffic(found.client, asked) as traffic:
+        max_used = 0
+        async with Traffic(running.client, asked) as traffic:
             while not all(answer.done for answer in traffic.answers):
-                used = max(used, (await found.loads())[0].kv_slots_used)
+                max_used = max(max_used, (await running.loads())[0].kv_slots_used)
                 await asyncio.sleep(0.05)
             answers = await traffic.finished(60.0)
-        outcome.note(f"{need} slots needed, at most {used} of 4096 used")
-        check_same(outcome, answers, lab.reference)
-        outcome.at_most("replays of one request", max(answer.num_replays for answer in answers), 2, "")
-        outcome.note(f"{sum(answer.num_replays for answer in answers)} replays in total")
-        outcome.check(found.targets[0].returncode is None, "the target is alive")
-        outcome.at_most("slots freed after", await found.freed(), 2.0)
-    return outcome
+        trial.note(f"{need} slots needed, at most {max_used} of 4096 used")
+        trial.check_same(answers)
+        trial.at_most("replays of one request", max(answer.num_replays for answer in answers), 2, "")
+        trial.note(f"{num_replays(answers)} replays in total")
+        trial.check(running.targets[0].returncode is None, "the target is alive")
+        trial.at_most("slots freed after", await running.freed(), 2.0)
 
 
-async def row_28(lab: Lab, seed: int, short: bool) -> Outcome:
+async def long_prefill(trial: Trial) -> None:
     """Three prompts of 32,000 ids arrive at once. Prefill, 512 rows a pass, takes several watchdog timeouts (1 s)."""
-    outcome = Outcome()
-    length = 16_000 if short else 32_000
-    target = ["--row-us=20"]
-    async with lab.deployment(num_targets=2, pass_ms=50.0, target=target) as found:
-        asked = several(3, 40, lab.chance, length)
-        passes = sum(load.passes for load in (await found.loads())[:2])
-        async with Traffic(found.client, asked) as traffic:
+    length = 16_000 if trial.short else 32_000
+    async with trial.deployment(num_targets=2, pass_ms=50.0, target=["--row-us=20"]) as running:
+        before = sum(load.passes for load in (await running.loads())[:2])
+        async with Traffic(running.client, trial.requests(3, 40, length)) as traffic:
             answers = await traffic.finished(120.0)
-        passes = sum(load.passes for load in (await found.loads())[:2]) - passes
+        num_passes = sum(load.passes for load in (await running.loads())[:2]) - before
         first = [answer.arrivals[0][0] - answer.admitted for answer in answers if answer.arrivals]
-        outcome.at_least("first token after", min(first, default=0.0), 1.5 if short else 3.0)
-        check_same(outcome, answers, lab.reference)
-        replays = sum(answer.num_replays for answer in answers)
-        outcome.check(replays == 0, f"{replays} replays")
+        trial.at_least("first token after", min(first, default=0.0), 1.5 if trial.short else 3.0)
+        trial.check_same(answers)
+        trial.check(not num_replays(answers), f"{num_replays(answers)} replays")
         # One prefill per request, in shared or separate passes, and at most 40 rounds per request.
-        outcome.at_most("passes", passes, 3 * (length // 512 + 1 + 40), "")
-    return outcome
+        trial.at_most("passes", num_passes, 3 * (length // 512 + 1 + 40), "")

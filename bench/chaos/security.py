@@ -3,6 +3,7 @@ other faults."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import secrets
@@ -12,21 +13,19 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from bench.chaos.lab import Lab, until
-from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Traffic, check_same, several
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from specdec.security import dev_ca as certificates
-from specdec.security.tls import Tls
+from testing.certificates import files, refused_targets, stranger
+from testing.lab import until
+from testing.trial import Trial
 
 _VALID_S = 20.0
 
 
-async def row_24(lab: Lab, seed: int, short: bool) -> Outcome:
+async def wrong_certificates(trial: Trial) -> None:
     """Beside a good target there is one without TLS, one of another CA, a draft in a target's place, and one with a
     certificate that has expired since it started. Clients have a wrong token, no token, no TLS, and the right token."""
-    outcome = Outcome()
     with tempfile.TemporaryDirectory() as name:
         ours, theirs, old = (Path(name) / each for each in ("ours", "theirs", "old"))
         certificates.make(ours)
@@ -39,60 +38,51 @@ async def row_24(lab: Lab, seed: int, short: bool) -> Outcome:
         digest = hashlib.sha256(token.encode()).hexdigest()
         keys.write_text(json.dumps({"name": "lab", "sha256": digest, "operator": True}))
         async with AsyncExitStack() as stack:
-            make = await stack.enter_async_context(lab.processes())
+            make = await stack.enter_async_context(trial.processes())
+            problems = {"": (ours, "target"), **refused_targets(ours, theirs), "has expired": (old, "target")}
             targets = {
-                "": make("bench.models.table_service target", *_flags(ours, "target")),
-                "it does not speak TLS": make("bench.models.table_service target"),
-                "not from a CA that tls_ca names": make("bench.models.table_service target", *_flags(theirs, "target")),
-                "not issued for target": make("bench.models.table_service draft", *_flags(ours, "draft")),
-                "has expired": make("bench.models.table_service target", *_flags(old, "target")),
+                words: make(f"testing.table_service {role}", *(_flags(directory, role) if directory else ()))
+                for words, (directory, role) in problems.items()
             }
             orchestrator = make(
                 "orchestrator",
-                "--target=" + ",".join(each.address for each in targets.values()),
+                "--target=" + ",".join(target.address for target in targets.values()),
                 f"--api-keys-file={keys}",
                 *_flags(ours, "orchestrator"),
             )
-            for each in targets.values():
-                await each.start()
-            await until(lambda: _later(expires), _VALID_S + 1)
+            for target in targets.values():
+                await target.start()
+            await asyncio.sleep(expires - time.monotonic() + 0.1)
             await orchestrator.start()
-            tls = Tls(str(ours / "operator" / certificates.CA))
+            tls = stranger(ours)
             client = await stack.enter_async_context(Client(orchestrator.address, tls=tls, api_key=token))
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 replicas = (await client.server_info()).replicas
                 problems = {words: replica.problem for words, replica in zip(targets, replicas, strict=True)}
                 return all(words in problem and bool(words) == bool(problem) for words, problem in problems.items())
 
-            outcome.at_most("every bad target's problem reported after", await until(told, 30.0), 30.0)
-            async with Traffic(client, several(4 if short else 32, 40, lab.chance)) as traffic:
-                check_same(outcome, await traffic.finished(30.0), lab.reference)
-            for what, wrong in (
-                ("a wrong token", Client(orchestrator.address, tls=tls, api_key="wrong")),
-                ("no token", Client(orchestrator.address, tls=tls)),
-                ("no TLS", Client(orchestrator.address, api_key=token)),
+            trial.at_most("every bad target's problem reported after", await until(reported, 30.0), 30.0)
+            await trial.check_serves(client, 4 if trial.short else 32, 40)
+            for what, wrong, reason in (
+                ("a wrong token", Client(orchestrator.address, tls=tls, api_key="wrong"), "UNAUTHENTICATED"),
+                ("no token", Client(orchestrator.address, tls=tls), "UNAUTHENTICATED"),
+                ("no TLS", Client(orchestrator.address, api_key=token), "REPLICA_LOST"),
             ):
                 async with wrong:
-                    outcome.check(*await _refused(wrong, what))
-            logs = "".join(each.log_tail(10**6) for each in (*targets.values(), orchestrator))
-            outcome.check("PRIVATE KEY" not in logs and token not in logs, "neither keys nor tokens were logged")
-    return outcome
+                    refusal = await _refusal(wrong)
+                    trial.check(refusal == reason, f"{what}: {refusal}")
+            logs = "".join(process.log_tail(10**6) for process in (*targets.values(), orchestrator))
+            trial.check("PRIVATE KEY" not in logs and token not in logs, "neither keys nor tokens were logged")
 
 
 def _flags(directory: Path, owner: str) -> list[str]:
-    files = (("cert", certificates.CERT), ("key", certificates.KEY), ("ca", certificates.CA))
-    return [f"--tls-{what}={directory / owner / file}" for what, file in files]
+    return [f"--{name.replace('_', '-')}={file}" for name, file in files(directory, owner).items()]
 
 
-async def _later(moment: float) -> bool:
-    return time.monotonic() > moment
-
-
-async def _refused(client: Client, what: str) -> tuple[bool, str]:
+async def _refusal(client: Client) -> str:
     try:
         await client.server_info()
     except SpecdecError as error:
-        expected = "REPLICA_LOST" if what == "no TLS" else "UNAUTHENTICATED"
-        return error.reason == expected, f"{what}: {error.reason}"
-    return False, f"{what}: accepted"
+        return error.reason
+    return "accepted"

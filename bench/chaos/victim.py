@@ -6,8 +6,8 @@ import asyncio
 import random
 import sys
 
-from bench.chaos.traffic import Traffic, several
 from specdec.client import Client
+from testing.traffic import Traffic, several
 
 
 async def main(address: str, count: int) -> None:

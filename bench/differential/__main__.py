@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import httpx2 as httpx
@@ -21,15 +23,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.differential.answers import answer_of
 from bench.differential.requests import Asked, draw
-from bench.harness.command import run_benchmark
-from bench.tasks.methods import ALONE
-from bench.tasks.serving import served
-from specdec.cli.demo import MODELS
-from specdec.cli.fetch import SmolLm2
+from bench.harness.command import Common, run_benchmark
+from bench.harness.deployment import Processes
+from bench.harness.methods import ALONE, Method, Serving, all_methods, count_help
+from bench.harness.models import PairName, pair_of
 from specdec.cli.processes import StartError, free_ports, listening, service
 from specdec.client import Client
+from testing.answers import answer_of
 
 SOURCES = ("draft", "ngram", "lookup", "recycling", "lookahead", "resumed")
 """Of draft tokens. A resumed answer is drafted as with ``draft``."""
@@ -51,21 +52,29 @@ class Difference(NamedTuple):
 @asynccontextmanager
 async def running(sources: Sequence[str], threads: int) -> AsyncIterator[Ask]:
     """Asks the pair in the repository. Raises StartError."""
-    models = SmolLm2(MODELS / "target", MODELS / "draft", MODELS / "head")
-    methods = ["draft" if source == "resumed" else source for source in sources if source != "lookup"]
-    async with served(models, sorted(set(methods)), threads, None) as found, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-bench-")))
+        models = pair_of(PairName.demo, directory)
+        methods = {ALONE: Method()} | all_methods(models, count_help(models.target, directory))
+        names = sorted({_method(source) for source in (ALONE, *sources)})
+        serving = Serving(await stack.enter_async_context(Processes()), Common(threads=threads), models.target)
         clients: dict[str, tuple[Client, httpx.AsyncClient]] = {}
-        for (name, (behind, client)), port in zip(found.items(), free_ports(len(found)), strict=True):
+        for name, port in zip(names, free_ports(len(names)), strict=True):
+            behind, client = await serving.start(methods[name])
             flags = [f"--orchestrator={behind.address}", "--log-level=WARNING"]
             await listening(await stack.enter_async_context(service("gateway", port, flags)))
             http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE_S)
             clients[name] = client, await stack.enter_async_context(http)
 
         async def ask(source: str, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-            name = {"lookup": ALONE, "resumed": "draft"}.get(source, source)
-            return await answer_of(*clients[name], path, fields)
+            return await answer_of(*clients[_method(source)], path, fields)
 
         yield ask
+
+
+def _method(source: str) -> str:
+    """By which the source is served."""
+    return {"lookup": ALONE, "resumed": "draft"}.get(source, source)
 
 
 async def _ask_with(ask: Ask, source: str, asked: Asked, alone: dict[str, Any], chance: random.Random) -> list[str]:
@@ -109,22 +118,22 @@ def differences(first: Any, second: Any, place: str = "") -> list[str]:
         pairs = [(a, b, f"{place}[{at}]") for at, (a, b) in enumerate(zip(first, second, strict=True))]
     else:
         return [] if first == second else [f"{place}: {first!r} alone, {second!r}"[:300]]
-    return [each for pair in pairs for each in differences(*pair)]
+    return [difference for pair in pairs for difference in differences(*pair)]
 
 
 async def _smaller(ask: Ask, source: str, asked: Asked, seed: str) -> tuple[Asked, list[str]]:
     """The same difference with as few options as possible."""
-    found: list[str] = []
+    differing: list[str] = []
 
     async def differs(tried: Asked) -> list[str]:
         alone = await ask(ALONE, tried.path, {**tried.fields, "num_draft_tokens": 0})
         return await _ask_with(ask, source, tried, alone, random.Random(seed))
 
     for name in sorted(asked.fields.keys() - _NEEDED):
-        tried = asked._replace(fields={key: each for key, each in asked.fields.items() if key != name})
+        tried = asked._replace(fields={key: value for key, value in asked.fields.items() if key != name})
         if places := await differs(tried):
-            asked, found = tried, places
-    return asked, found
+            asked, differing = tried, places
+    return asked, differing
 
 
 async def compare(
@@ -132,7 +141,7 @@ async def compare(
 ) -> tuple[Counter[tuple[str, str]], list[Difference]]:
     """How many requests of each API were asked, refused and different with a source, and all differences."""
     counts: Counter[tuple[str, str]] = Counter()
-    found = []
+    differing = []
     for number in numbers:
         asked = draw(random.Random(f"{seed}/{number}"))
         alone = await ask(ALONE, asked.path, {**asked.fields, "num_draft_tokens": 0})
@@ -144,11 +153,11 @@ async def compare(
             if places := await _ask_with(ask, source, asked, alone, random.Random(drawn)):
                 counts[asked.api, source] += 1
                 small, small_places = await _smaller(ask, source, asked, drawn)
-                found.append(Difference(number, source, small.fields, small_places or places))
+                differing.append(Difference(number, source, small.fields, small_places or places))
 
         await asyncio.gather(*(one(source) for source in sources))
         done()
-    return counts, found
+    return counts, differing
 
 
 def _table(counts: Counter[tuple[str, str]], sources: Sequence[str]) -> Table:
@@ -182,17 +191,17 @@ def main(
                 return await compare(ask, seed, numbers, names, lambda: progress.advance(bar))
 
     try:
-        counts, found = asyncio.run(work())
+        counts, differing = asyncio.run(work())
     except StartError as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
     console.print(_table(counts, names))
-    for each in found:
-        console.print(f"specdec bench differential --seed {seed} --only {each.number} --sources {each.source}")
-        console.print(
-            f"  {json.dumps(each.fields)}", *(f"  {place}" for place in each.places[:3]), sep="\n", markup=False
-        )
-    raise typer.Exit(1 if found else 0)
+    for difference in differing:
+        again = f"--seed {seed} --only {difference.number} --sources {difference.source}"
+        console.print(f"specdec bench differential {again}")
+        for line in (json.dumps(difference.fields), *difference.places[:3]):
+            console.print(f"  {line}", markup=False)
+    raise typer.Exit(1 if differing else 0)
 
 
 if __name__ == "__main__":

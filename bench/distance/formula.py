@@ -1,43 +1,29 @@
 """The time per token by the distance to the draft: one formula for all modes, fitted on some distances to predict one.
 
-Milliseconds per token, where r is the round trip to the draft in ms, and a round takes s ms without its waits:
+A round takes s ms without its waits, and a round with a draft gives E tokens. r is the round trip to the draft in ms.
 
-    waiting:             (s + w (r + d)) / E
-    without a draft:     s (1 + (1 - h) n) / (E + (1 - h) n)
+- The target alone, and modes that wait for the draft: (s + w (r + d)) / E. w is the share of rounds that wait: 0 for
+  the target alone (E = 1), 1 for a fixed K. In the adaptive synchronous mode it is measured, at any distance: the other
+  rounds had a prompt-lookup proposal or no draft. d is the time of the draft's steps; for a fixed K it is part of s.
+- A draft that grows ahead: see `ahead_round` in specdec/speculation/cost.py.
 
-A round with a draft gives E tokens. w is the share of these rounds after which the next draft is missing and awaited:
-
-- w = 0 for the target alone (E = 1). w = 1 for a fixed K; d, the time of the draft's steps, is then part of s.
-- In the adaptive synchronous mode, w is the measured share of rounds that waited, at any distance. The other rounds
-  had a prompt-lookup proposal or no draft.
-- Where the draft grows ahead, w is the share of misses. After a round that waited for its tree, the nodes grown ahead
-  arrive right behind that tree, at any distance: a hit with probability h. After a round that did not wait, the draft
-  must first hear of it. If r is within a pass, it hears in time and w = 1 - h. Beyond a pass it is too late: two hits
-  never follow each other, and w = 1 / (1 + h).
-
-The controller of a draft ahead either waits for a missing tree or continues without it, whichever is faster. So does
-the formula. A round without a draft gives one token. The tree grown below that token arrives m rounds later (m = 1
-within a pass) and is usable if it holds all m tokens since, each with probability g. That takes n = m - 1 + 1 / g^m
-rounds. The draft is m rounds ahead then, so its next trees are hits with probability h at any distance.
-
-Measured, not fitted: E, h (the hit rate at distances within a pass), g (the share of drafts with a correct first
-token), the pass time reported by the target, d (waiting time minus r), and w where stated. s is fitted by least squares
-of the relative error.
+Measured, not fitted: E, the hit rate (at distances within a pass), the share of drafts with a correct first token, the
+pass time reported by the target, d (waiting time minus r), and w. s is fitted so that the mean relative error is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE
 from bench.distance.row import Row
+from specdec.speculation.cost import Round, ahead_round
 
 FITTED_MS = (0.0, 1.0, 5.0, 50.0)
 PREDICTED_MS = 20.0
 
-_NUM_ITERATIONS = 20
-"""The faster way depends on s, and the fitted s on that way; a few iterations converge."""
+_NUM_BISECTIONS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +59,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """s, h, E, d, g and w of the module's docstring, and the pass time. ``hit_rate`` is None if nothing grows ahead;
-    ``waits`` is used only then."""
+    """s, the hit rate, E, the pass time, d, the share of correct first tokens, and w. ``hit_rate`` is None if nothing
+    grows ahead; ``waits`` is used only then."""
 
     round_ms: float
     hit_rate: float | None
@@ -84,26 +70,13 @@ class Formula:
     first_rate: float = 0.0
     waits: float = 0.0
 
-    def missing(self, round_trip_ms: float) -> float:
-        """w: the share of rounds that wait for the draft, in a mode that waits."""
-        if self.hit_rate is None:
-            return self.waits
-        return 1 - self.hit_rate if round_trip_ms <= self.pass_ms else 1 / (1 + self.hit_rate)
-
     def ms_per_token(self, round_trip_ms: float) -> float:
-        rounds, waiting_ms = self.way(round_trip_ms)
-        return rounds * self.round_ms + waiting_ms
-
-    def way(self, round_trip_ms: float) -> tuple[float, float]:
-        """Rounds and milliseconds of waiting per token, for the faster of waiting and continuing without a draft."""
-        missing, expected = self.missing(round_trip_ms), self.tokens_per_round  # w and E
-        waiting_ms = missing * (round_trip_ms + self.wait_ms) if missing else 0.0
-        ways = [(1 / expected, waiting_ms / expected)]
-        if self.first_rate and self.hit_rate is not None:
-            late = 1 + int(round_trip_ms // self.pass_ms)
-            alone = (1 - self.hit_rate) * (late - 1 + self.first_rate**-late)
-            ways.append(((1 + alone) / (expected + alone), 0.0))
-        return min(ways, key=lambda way: way[0] * self.round_ms + way[1])
+        wait_ms, drafted = round_trip_ms + self.wait_ms, Round(self.tokens_per_round, self.round_ms)
+        if self.hit_rate is None:
+            return (drafted.seconds + self.waits * wait_ms) / drafted.tokens
+        num_late = 1 + int(round_trip_ms // self.pass_ms) if self.pass_ms else 1
+        mean = ahead_round(drafted, wait_ms, self.hit_rate, first_rate=self.first_rate, num_late=num_late)
+        return mean.seconds / mean.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +142,15 @@ def _fitted(
     first_rate: float = 0.0,
     waits: float = 0.0,
 ) -> Formula:
-    """The formula with the s that minimises the squared relative error."""
+    """The formula with the s at which the mean relative error is 0."""
     pass_ms = _mean([point.pass_ms for point in points])
     tokens_per_round = _mean([point.tokens_per_round for point in points])
-    formula = Formula(pass_ms, hit_rate, tokens_per_round, pass_ms, wait_ms, first_rate, waits)
-    for _ in range(_NUM_ITERATIONS):
-        ways = [(formula.way(point.round_trip_ms), point.ms_per_token) for point in points]
-        # Minimise the sum of (s * ones[i] + waiting[i] - 1) ** 2.
-        ones = [rounds / measured for (rounds, _), measured in ways]
-        waiting = [waiting_ms / measured for (_, waiting_ms), measured in ways]
-        squares = sum(one * one for one in ones)
-        round_ms = sum(one * (1 - wait) for one, wait in zip(ones, waiting, strict=True)) / squares
-        formula = replace(formula, round_ms=round_ms)
+    low_ms, high_ms = 0.0, max(point.ms_per_token for point in points) * tokens_per_round
+    for _ in range(_NUM_BISECTIONS):
+        round_ms = (low_ms + high_ms) / 2
+        formula = Formula(round_ms, hit_rate, tokens_per_round, pass_ms, wait_ms, first_rate, waits)
+        error = _mean([formula.ms_per_token(point.round_trip_ms) / point.ms_per_token - 1 for point in points])
+        low_ms, high_ms = (low_ms, round_ms) if error > 0 else (round_ms, high_ms)
     return formula
 
 

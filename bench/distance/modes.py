@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.v1 import common_pb2
-
-COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
-BLOCK = common_pb2.VERIFICATION_METHOD_BLOCK
-
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -21,18 +16,12 @@ class Mode:
     name: str
     front: str
     num_draft_tokens: int | None
-    method: common_pb2.VerificationMethod = COUPLED
-
-    @property
-    def learns(self) -> bool:
-        """Whether the mode learns how much to draft."""
-        return self.num_draft_tokens is None
 
 
 ALONE = Mode("alone", "near", 0)
 ADAPTIVE = Mode("sync, adaptive", "near", None)
 AHEAD = Mode("ahead", "ahead", None)
-ASTRAY = Mode(AHEAD.name, "strange", None)
+UNRELATED = Mode(AHEAD.name, "unrelated", None)
 """The mode ahead with a draft that has nothing in common with the target."""
 
 
@@ -40,27 +29,8 @@ def sync(num_draft_tokens: int) -> Mode:
     return Mode(f"sync, K = {num_draft_tokens}", "near", num_draft_tokens)
 
 
-def block(num_draft_tokens: int) -> Mode:
-    return Mode(f"block, K = {num_draft_tokens}", "near", num_draft_tokens, method=BLOCK)
-
-
-def is_fixed(name: str) -> bool:
-    """Whether ``name`` is a synchronous mode with a fixed number of draft tokens, coupled or greedy."""
-    return name.startswith("sync, K")
-
-
-def modes(temperature: float, fixed: Sequence[int], with_block: bool, quick: bool) -> list[Mode]:
-    """The modes at a temperature. Block verification differs from coupled sampling only above 0, and never grows ahead.
-
-    ``quick`` keeps only the middle K at temperatures above 0, and leaves out the adaptive mode there.
-    """
-    if not temperature:
-        return [ALONE, *map(sync, fixed), ADAPTIVE, AHEAD]
-    counts = fixed[len(fixed) // 2 :][:1] if quick else fixed
-    return [
-        ALONE,
-        *map(sync, counts),
-        *([] if quick else [ADAPTIVE]),
-        AHEAD,
-        *(map(block, counts) if with_block else ()),
-    ]
+def modes(fixed: Sequence[int], is_short: bool) -> list[Mode]:
+    """``is_short``: only the middle one of the ``fixed`` numbers of draft tokens, without the adaptive mode."""
+    if is_short:
+        return [ALONE, sync(fixed[len(fixed) // 2]), AHEAD]
+    return [ALONE, *map(sync, fixed), ADAPTIVE, AHEAD]

@@ -5,20 +5,21 @@ Knows how counts become rates; does not know how they were measured and are show
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.v1 import generation_pb2
+from specdec.v1.generation_pb2 import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Concurrent samples, and their speculation statistics (``told``)."""
+    """Concurrent samples, and their speculation statistics."""
 
     num_tokens: int
     seconds: float
-    told: tuple[generation_pb2.SpeculationStats, ...]
+    stats: tuple[SpeculationStats, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class Outcomes:
 
     @property
     def hits(self) -> float | None:
-        foreseen = self.num_bonus_hits + sum(self.num_correction_hits)
-        return _share(foreseen, self.num_bonuses + sum(self.num_corrections))
+        num_hits = self.num_bonus_hits + sum(self.num_correction_hits)
+        return _share(num_hits, self.num_bonuses + sum(self.num_corrections))
 
     @property
     def firsts(self) -> float | None:
@@ -87,7 +88,6 @@ class Row:
     accepted_per_round: float = 0.0
     tokens_per_round: float = 1.0
     on_time: float | None = None
-    unused_nodes_per_round: float = 0.0
     outcomes: Outcomes = Outcomes()
     round_ms: RoundMs = RoundMs()
     drafts_per_round: float = 0.0
@@ -97,23 +97,13 @@ class Row:
         """The median of the runs."""
         return statistics.median(self.rates)
 
-    def over(self, other: Row) -> float:
-        """The median over the turns of the speed ratio. A turn has one prompt and takes a minute or two; the prompts
-        and the load of the machine vary more between turns than within one."""
-        return statistics.median(own / its for own, its in zip(self.rates, other.rates, strict=True))
-
     @staticmethod
     def of(
         pair: str, temperature: float, situation: str, round_trip_ms: float | None, mode: str, runs: Sequence[Run]
     ) -> Row:
-        told = [each for run in runs for each in run.told]
-
-        def total(value: Callable[[generation_pb2.SpeculationStats], int]) -> int:
-            return sum(map(value, told))
-
-        num_rounds = max(1, total(lambda each: each.num_rounds))
-        num_drafts = total(lambda each: each.num_drafts)
-        num_draft_tokens = total(lambda each: each.num_draft_tokens)
+        stats = [sample for run in runs for sample in run.stats]
+        num_rounds = max(1, _total(stats, "num_rounds"))
+        num_drafts = _total(stats, "num_drafts")
         return Row(
             pair,
             temperature,
@@ -121,43 +111,38 @@ class Row:
             round_trip_ms,
             mode,
             tuple(run.num_tokens / run.seconds for run in runs),
-            num_draft_tokens / num_rounds,
-            total(lambda each: each.num_accepted_tokens) / num_rounds,
-            sum(run.num_tokens for run in runs) / num_rounds,
-            _share(total(lambda each: each.num_drafts_on_time), num_drafts),
-            (total(lambda each: each.num_received_nodes + each.num_lookup_tokens) - num_draft_tokens) / num_rounds,
-            Outcomes(
-                total(lambda each: each.num_bonuses),
-                total(lambda each: each.num_bonus_hits),
-                _added([each.num_corrections_per_pos for each in told]),
-                _added([each.num_correction_hits_per_pos for each in told]),
+            draft_tokens_per_round=_total(stats, "num_draft_tokens") / num_rounds,
+            accepted_per_round=_total(stats, "num_accepted_tokens") / num_rounds,
+            tokens_per_round=sum(run.num_tokens for run in runs) / num_rounds,
+            on_time=_share(_total(stats, "num_drafts_on_time"), num_drafts),
+            outcomes=Outcomes(
+                _total(stats, "num_bonuses"),
+                _total(stats, "num_bonus_hits"),
+                _by_position([sample.num_corrections_per_pos for sample in stats]),
+                _by_position([sample.num_correction_hits_per_pos for sample in stats]),
             ),
-            _round_ms(told),
-            num_drafts / num_rounds,
+            round_ms=_round_ms(stats),
+            drafts_per_round=num_drafts / num_rounds,
         )
 
 
-def _round_ms(told: Sequence[generation_pb2.SpeculationStats]) -> RoundMs:
+def _round_ms(stats: Sequence[SpeculationStats]) -> RoundMs:
     # The clock starts with the first verdict, so the first round has no time.
-    num_rounds = max(1, sum(each.num_rounds - 1 for each in told))
+    num_rounds = max(1, _total(stats, "num_rounds") - len(stats))
+    names = ("draft_wait_us", "target_queue_us", "target_pass_us", "target_sample_us")
+    wait_ms, queue_ms, pass_ms, sample_ms = (_total(stats, name) / num_rounds / 1e3 for name in names)
+    rest_ms = _total(stats, "elapsed_us") / num_rounds / 1e3 - wait_ms - queue_ms - pass_ms - sample_ms
+    return RoundMs(wait_ms, queue_ms, pass_ms, sample_ms, max(0.0, rest_ms))
 
-    def ms(microseconds: Sequence[int]) -> float:
-        return sum(microseconds) / num_rounds / 1e3
 
-    parts = (
-        ms([each.draft_wait_us for each in told]),
-        ms([each.target_queue_us for each in told]),
-        ms([each.target_pass_us for each in told]),
-        ms([each.target_sample_us for each in told]),
-    )
-    return RoundMs(*parts, rest=max(0.0, ms([each.elapsed_us for each in told]) - sum(parts)))
+def _total(stats: Sequence[SpeculationStats], name: str) -> int:
+    return sum(getattr(sample, name) for sample in stats)
 
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _added(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _by_position(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The sums by position; shorter lists are padded with zeros."""
-    longest = max(map(len, lists), default=0)
-    return tuple(sum(each[place] for each in lists if place < len(each)) for place in range(longest))
+    return tuple(map(sum, itertools.zip_longest(*lists, fillvalue=0)))

@@ -1,143 +1,128 @@
-"""``specdec bench engines``: arguments, the sequence of measurements, and output of the results."""
+"""``specdec bench engines``: vLLM's own generate and our services on the engines torch and vllm, by turns, greedy."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from dataclasses import asdict
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import transformers
 import typer
 from rich.console import Console
 
-from bench.engines import generators, pairs, parity, services, table
-from bench.engines.pairs import PairName
-from bench.engines.turns import Contender, Row, take_turns
-from bench.harness.command import run_benchmark
-from bench.models.damped_pair import Pair
-from bench.peers.contender import ADAPTIVE
-from bench.peers.prompts import PromptSource
+from bench.engines import generators, parity
+from bench.engines.serving import ENGINES, serving
+from bench.harness.command import Common, Dtype, run_comparison
+from bench.harness.deployment import Processes
+from bench.harness.endpoints import Endpoint
+from bench.harness.methods import Method
+from bench.harness.models import Models, PairName
+from bench.harness.report import USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of, usual_columns
+from bench.harness.runner import Case, Contender
+from bench.harness.windows import windows_of
 from specdec.cli.processes import StartError
 from specdec.runner.checkpoint import Checkpoint
 
-_PROMPT_TOKENS = 64
-_STREAMS = (1, 4, 16)
-_QUICK_STREAMS = (1, 4)
-_QUICK_TOKENS = 16
-_QUICK_PROMPTS = 4
+_PROMPT_TOKENS, _TOKENS = 64, 48
+_PROMPTS_OF_PARITY = 40
+
+
+def of_services(name: str, endpoint: Endpoint, num_draft_tokens: int | None) -> list[Contender]:
+    """The target alone, with a number of draft tokens (None: without a draft), and with the chosen number."""
+    alone = Contender(f"{name}, target alone", endpoint.asks(num_draft_tokens=0))
+    drafting = Contender(f"{name}, adaptive", endpoint.asks(), alone.name)
+    if num_draft_tokens is None:
+        return [alone, drafting]
+    fixed = endpoint.asks(num_draft_tokens=num_draft_tokens)
+    return [alone, Contender(f"{name}, K = {num_draft_tokens}", fixed, alone.name), drafting]
+
+
+async def contenders_of(models: Models, common: Common, number: int, stack: AsyncExitStack) -> list[Contender]:
+    """vLLM's generate is the first one. Raises StartError."""
+    ends = Checkpoint.find(models.target, "float32").info.eos_token_ids
+    draft = next(iter(models.drafts), "")
+    contenders = []
+    for how in generators.HOW:
+        if draft or how != "draft_model":
+            started = generators.running(models.target, draft, how, common.threads, number, end_token_ids=ends)
+            contenders.append(Contender(f"vLLM {how}", (await stack.enter_async_context(started)).ask))
+    if common.is_running:
+        endpoint = await stack.enter_async_context(common.endpoint())
+        return contenders + of_services("as deployed", endpoint, number)
+    processes = await stack.enter_async_context(Processes())
+    for engine in ENGINES:
+        head = next((f"--head={head}" for head in models.heads), "") if engine == "torch" and not draft else ""
+        endpoint = await serving(processes, common, models.target, engine).endpoint(Method(head, draft))
+        contenders += of_services(f"{engine} services", endpoint, number if draft or head else None)
+    return contenders
 
 
 def main(
-    pair: Annotated[PairName, typer.Option(help="pair of checkpoints")] = PairName.smollm2,
+    common: Common,
     compare_texts: Annotated[
         bool, typer.Option("--parity", help="compare texts of engine vllm with engine torch and transformers")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="one turn of few tokens; --parity: 4 prompts")] = False,
-    streams: Annotated[list[int] | None, typer.Option(help="concurrent requests; may be repeated")] = None,
-    tokens: Annotated[int, typer.Option(help="tokens per request")] = 48,
-    num_draft_tokens: Annotated[int, typer.Option(help="draft tokens per round, unless adaptive")] = 4,
-    prompts: Annotated[int, typer.Option(help="prompts of --parity, each greedy and drawn")] = 40,
-    repeats: Annotated[int, typer.Option(help="turns; medians are shown")] = 3,
-    threads: Annotated[int, typer.Option(help="CPU threads of each model")] = 1,
-    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
-    cache: Annotated[str | None, typer.Option(help="directory that keeps the damped pair for later runs")] = None,
+    requests: Annotated[str, typer.Option(help="numbers of concurrent requests, separated by commas")] = "1,4,16",
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="draft tokens per round, unless adaptive")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="of --parity, each greedy and drawn")] = _PROMPTS_OF_PARITY,
+    repeats: Annotated[int, typer.Option(min=1, help="turns; medians are shown")] = 3,
 ) -> None:
-    """Compare vLLM's own generate with our services on the engines torch and vllm: float32, without compilation."""
+    """Tokens per second of vLLM's own generate and of our services on the engines torch and vllm, in float32.
+
+    Default models: smollm2. vLLM does not compile. A running deployment needs --target, for vLLM.
+    """
     if not find_spec("vllm"):
         print("specdec: bench engines needs vLLM in the environment that it runs in (make setup-vllm)", file=sys.stderr)
         raise typer.Exit(2)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if quick:
-        tokens, repeats, prompts = min(tokens, _QUICK_TOKENS), 1, min(prompts, _QUICK_PROMPTS)
+    common, max_tokens = replace(common, dtype=Dtype.float32), common.tokens or _TOKENS
+    if compare_texts:
+        _compare_texts(common, prompts, max_tokens)
+        return
+
+    @asynccontextmanager
+    async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
+        models = common.models_of_both(PairName.smollm2, directory)
+        say(conditions(f"{models.label}; float32", max_tokens))
+        windows = windows_of(common, models)
+        async with AsyncExitStack() as stack:
+            contenders = await contenders_of(models, common, num_draft_tokens, stack)
+            cases = []
+            for number in map(int, requests.split(",")):
+                turns = [windows.questions(number, _PROMPT_TOKENS) for _ in range(1 + repeats)]
+                name = "1 request" if number == 1 else f"{number} requests"
+                cases.append(Case(name, turns, contenders, num_warm_ups=1, salt=name))
+            yield cases
+
+    results = compare(prepare, max_tokens)
+    tables = {"Tokens per second, greedy; over vLLM's generate": by_case(results, usual_columns(results))}
+    finish(common, results, tables, heat_of("Speed over vLLM's generate", results), USUAL_LEGEND)
+
+
+def _compare_texts(common: Common, num_prompts: int, max_tokens: int) -> None:
+    """Raises typer.Exit with status 1 if texts differ where there is no near tie."""
     console = Console(highlight=False)
-    console.print(f"{pairs.LABELS[pair]}; float32; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    with tempfile.TemporaryDirectory(prefix="specdec-engines-") as directory, console.status("Starting") as status:
-
-        def report(text: str) -> None:
-            status.update(text) if console.is_terminal else console.print(f"  {text}")
-
+    with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory, console.status("Asking"):
         try:
-            found, source = pairs.find(pair, Path(cache or directory))
-            if compare_texts:
-                of_texts = parity.measure(found, source.take(prompts, _PROMPT_TOKENS), tokens, threads, report)
-                _show_texts(console, asyncio.run(of_texts), json_file)
-                return
-            wanted = streams or (_QUICK_STREAMS if quick else _STREAMS)
-            measure = _measure(found, source, wanted, tokens, num_draft_tokens, repeats, threads, report)
-            rows = asyncio.run(_shown(console, measure))
-        except (FileNotFoundError, StartError) as error:
+            models = common.models(PairName.smollm2, Path(directory))
+            taken = windows_of(common, models).take(num_prompts, _PROMPT_TOKENS)
+            compared = asyncio.run(parity.measure(models, common, taken, max_tokens))
+        except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error
-    figures = table.ratios(rows)
-    console.print(table.LEGEND, style="dim")
-    console.print_json(json.dumps(figures))
-    if json_file:
-        result = {"pair": pair.value, "rows": [asdict(row) for row in rows], "ratios": figures}
-        Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _show_texts(console: Console, found: parity.Parity, json_file: str | None) -> None:
-    for each in found.divergences:
-        console.print(f"  {each}")
-    console.print(str(found))
-    if json_file:
-        Path(json_file).write_text(json.dumps(asdict(found) | {"holds": found.holds}, indent=1) + "\n")
-    if not found.holds:
+    for divergence in compared.divergences:
+        console.print(f"  {divergence}")
+    console.print(str(compared))
+    if common.json:
+        common.json.write_text(json.dumps(asdict(compared) | {"holds": compared.holds}, indent=1) + "\n")
+    if not compared.holds:
         raise typer.Exit(1)
 
 
-async def _shown(console: Console, blocks: AsyncIterator[list[Row]]) -> list[Row]:
-    """All rows; each block is printed when it comes."""
-    rows: list[Row] = []
-    async for block in blocks:
-        console.print(table.speeds(block))
-        rows += block
-    return rows
-
-
-async def _measure(
-    pair: Pair,
-    source: PromptSource,
-    streams: list[int] | tuple[int, ...],
-    tokens: int,
-    num_draft_tokens: int,
-    repeats: int,
-    threads: int,
-    report: Callable[[str], None],
-) -> AsyncIterator[list[Row]]:
-    """For each number of requests at a time."""
-    ends = Checkpoint.find(str(pair.target), "float32").info.eos_token_ids
-    contenders: dict[str, Contender] = {}
-    async with AsyncExitStack() as stack:
-        for how in generators.HOW:
-            report(f"starting vLLM {how}")
-            made = generators.running(pair, how, threads, num_draft_tokens, ends)
-            contenders[f"vLLM {how}"] = (await stack.enter_async_context(made)).run
-        for engine in services.ENGINES:
-            report(f"starting the services on {engine}")
-            run = (await stack.enter_async_context(services.running(pair, engine, threads))).run
-            for name, count in (("alone", 0), ("draft", num_draft_tokens), ("adaptive", ADAPTIVE)):
-                contenders[f"{engine} services, {name}"] = partial(run, num_draft_tokens=count)
-        for count in streams:
-            yield await take_turns(
-                contenders,
-                source,
-                streams=count,
-                prompt_tokens=_PROMPT_TOKENS,
-                max_tokens=tokens,
-                repeats=repeats,
-                report=report,
-            )
-
-
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_comparison(main, "temperature", "dtype")

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from bench.models.damped_pair import Pair
-from bench.peers.contender import Prompts, Run, before_end
+from bench.harness.runner import Answer, Request, Run
+from bench.peers import before_end
 from specdec.cli.processes import StartError, environment, python_command
 
 HOW = ("generate", "draft_model", "ngram")
@@ -26,13 +26,15 @@ class Generator:
     def __init__(self, process: asyncio.subprocess.Process, log: IO[bytes], end_token_ids: Sequence[int]) -> None:
         self._process, self._log, self._end_token_ids = process, log, list(end_token_ids)
 
-    async def run(self, prompts: Prompts, max_tokens: int) -> Run:
+    async def ask(self, request: Request) -> Run:
         """All prompts at once. Raises StartError if the process has ended."""
-        asked = {"prompts": list(prompts), "max_tokens": max_tokens, "end_token_ids": self._end_token_ids}
+        prompts = [list(prompt["token_ids"]["token_ids"]) for prompt in request.prompts]
+        asked = {"prompts": prompts, "max_tokens": request.max_tokens, "end_token_ids": self._end_token_ids}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-        told = await self.answer()
-        return Run(told["seconds"], [before_end(output, self._end_token_ids) for output in told["outputs"]])
+        answered = await self.answer()
+        outputs = [before_end(output, self._end_token_ids) for output in answered["outputs"]]
+        return Run(answered["seconds"], [Answer(output) for output in outputs])
 
     async def answer(self) -> Any:
         assert self._process.stdout is not None
@@ -47,10 +49,10 @@ def _tail(log: IO[bytes]) -> str:
 
 @asynccontextmanager
 async def running(
-    pair: Pair, how: str, threads: int, num_draft_tokens: int, end_token_ids: Sequence[int]
+    target: str, draft: str, how: str, threads: int, num_draft_tokens: int, *, end_token_ids: Sequence[int]
 ) -> AsyncIterator[Generator]:
     """vLLM with the model loaded. ``how``: see HOW. Raises StartError."""
-    command = python_command("bench.engines.in_vllm", str(pair.target), str(pair.draft), how)
+    command = python_command("bench.engines.in_vllm", target, draft, how)
     with tempfile.NamedTemporaryFile(prefix="specdec-vllm-", suffix=".log") as log:
         process = await asyncio.create_subprocess_exec(
             *(*command, str(threads), str(num_draft_tokens)),

@@ -48,9 +48,9 @@ def main() -> None:
             detokenize=False,
         )
         started = time.perf_counter()
-        told = llm.generate([{"prompt_token_ids": ids} for ids in asked["prompts"]], params, use_tqdm=False)
+        generated = llm.generate([{"prompt_token_ids": ids} for ids in asked["prompts"]], params, use_tqdm=False)
         seconds = time.perf_counter() - started
-        outputs = [list(each.outputs[0].token_ids) for each in told]
+        outputs = [list(request.outputs[0].token_ids) for request in generated]
         print(json.dumps({"seconds": seconds, "outputs": outputs}), file=answers, flush=True)
 
 

@@ -1,192 +1,130 @@
-"""Texts of the services with vLLM on both sides, beside those of engine torch and of transformers.
+"""Texts of the services on vLLM next to those of engine torch, and of transformers where they are greedy.
 
-Requests run together, each with a number of draft tokens of its own, and some are given up half-way. Where a text
-differs, the two best tokens must have been nearly tied, by the scores of transformers.
+Prompts are asked together, with several numbers of draft tokens. Where a text differs, the two first different tokens
+must have been nearly tied, by the scores of transformers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from bench.engines import services
-from bench.engines.services import Services
-from bench.models.damped_pair import Pair
-from bench.peers.contender import before_end
+from bench.engines.serving import serving
+from bench.harness.command import Common
+from bench.harness.deployment import Processes
+from bench.harness.methods import Method
+from bench.harness.models import Models
+from bench.harness.runner import Ask, Request
+from bench.peers import TransformersPair
 from specdec.core.noise import Domain, Key, exponentials
 
 NEAR_TIE = 1e-3
 MAX_DIVERGENCES_PER_TOKEN = 1e-3
 _TOGETHER = 8
-_MAX_DRAFT_TOKENS = 8
-_GIVEN_UP = 0.2
-_LONGEST_WAIT_S = 1.0
-
-Texts = Mapping["Case", list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A request: greedy, or drawn at temperature 1."""
-
-    prompt: tuple[int, ...]
-    seed: int
-    temperature: float
-
-    def fields(self, max_tokens: int, num_draft_tokens: int) -> dict[str, Any]:
-        ids = {"token_ids": {"token_ids": self.prompt}}
-        asked = {"max_tokens": max_tokens, "num_draft_tokens": num_draft_tokens}
-        return ids | asked | {"seed": self.seed, "temperature": self.temperature}
+_NUM_DRAFT_TOKENS = (0, 1, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first difference of a text. ``gap``: how much less than the best the worse of both tokens scores."""
 
+    contender: str
     other: str
-    case: Case
+    temperature: float
     position: int
     gap: float
 
     def __str__(self) -> str:
-        how = f"seed {self.case.seed}" if self.case.temperature else "greedy"
-        return f"unlike {self.other}, {how}, output position {self.position}: gap {self.gap:.2g}"
+        where = f"T = {self.temperature:g}, output position {self.position}"
+        return f"{self.contender}, unlike {self.other}: {where}: gap {self.gap:.2g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    num_tokens: int  # compared, over both references
+    num_tokens: int  # compared
     num_texts: int
-    num_given_up: int
-    num_drafted: int
-    num_accepted: int
     divergences: Sequence[Divergence]
 
     @property
     def holds(self) -> bool:
-        few = len(self.divergences) <= MAX_DIVERGENCES_PER_TOKEN * self.num_tokens
-        return few and all(each.gap < NEAR_TIE for each in self.divergences)
+        are_few = len(self.divergences) <= MAX_DIVERGENCES_PER_TOKEN * self.num_tokens
+        return are_few and all(divergence.gap < NEAR_TIE for divergence in self.divergences)
 
     def __str__(self) -> str:
         compared = f"{self.num_tokens} tokens of {self.num_texts} texts compared"
-        beside = (
-            f"{self.num_accepted} of {self.num_drafted} draft tokens accepted, {self.num_given_up} requests given up"
-        )
-        return f"{compared}; {beside}; {len(self.divergences)} divergences: {'holds' if self.holds else 'BROKEN'}"
+        return f"{compared}; {len(self.divergences)} divergences: {'holds' if self.holds else 'BROKEN'}"
 
 
 class Reference:
     """The target as transformers runs it."""
 
-    def __init__(self, pair: Pair) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
-        end = self._model.generation_config.eos_token_id
-        self.end_token_ids: list[int] = [] if end is None else end if isinstance(end, list) else [end]
+    def __init__(self, target: str) -> None:
+        self._loaded = TransformersPair(target, None, "float32")
+
+    def greedy(self, request: Request) -> list[list[int]]:
+        return self._loaded.generate([_ids(prompt) for prompt in request.prompts], request.max_tokens)
 
     @torch.inference_mode()
-    def greedy(self, cases: Sequence[Case], max_tokens: int) -> Texts:
-        inputs = torch.tensor([case.prompt for case in cases])  # [cases, prompt tokens]
-        padding = (self.end_token_ids or [0])[0]
-        told = self._model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=False,
-            max_new_tokens=max_tokens,
-            pad_token_id=padding,
+    def gap(self, request: Request, index: int, text: Sequence[int], tokens: Sequence[int | None]) -> float:
+        """How much less than the best the worst of ``tokens`` scores, behind ``text`` of the request's prompt with this
+        index. None: the end of the text."""
+        ids = torch.tensor([[*_ids(request.prompts[index]), *text]])
+        scores = self._loaded.target(input_ids=ids, logits_to_keep=1).logits[0, -1].double()  # [vocab]
+        if request.temperature:
+            noise = exponentials([Key(request.seed + index, ids.shape[1])], Domain.COUPLED, len(scores))[0]
+            scores = scores / request.temperature - noise.log()
+        ends = self._loaded.end_token_ids
+        return float(scores.max() - min(scores[ends if token is None else token].max() for token in tokens))
+
+
+def _ids(prompt: Mapping[str, Any]) -> list[int]:
+    return list(prompt["token_ids"]["token_ids"])
+
+
+def first_difference(text: Sequence[int], other: Sequence[int]) -> tuple[int, tuple[int | None, int | None]] | None:
+    """Its position and both tokens (None: an end); None if there is none."""
+    pairs = zip([*text, None], [*other, None], strict=False)
+    return next(((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+
+
+async def compare_texts(asks: Mapping[str, Ask], requests: Sequence[Request], reference: Reference) -> Parity:
+    """The first of ``asks`` is what the others are compared with."""
+    (first, ask_first), *others = asks.items()
+    num_tokens, divergences = 0, []
+    for request in requests:
+        expected = {first: [answer.token_ids for answer in (await ask_first(request)).answers]}
+        if not request.temperature:
+            expected["transformers"] = reference.greedy(request)
+        for name, ask in others:
+            texts = [answer.token_ids for answer in (await ask(request)).answers]
+            for other, of_other in expected.items():
+                for index, (text, wanted) in enumerate(zip(texts, of_other, strict=True)):
+                    num_tokens += len(wanted)
+                    if difference := first_difference(text, wanted):
+                        position, tokens = difference
+                        gap = reference.gap(request, index, wanted[:position], tokens)
+                        divergences.append(Divergence(name, other, request.temperature, position, gap))
+    num_texts = len(others) * sum(len(request.prompts) for request in requests)
+    return Parity(num_tokens, num_texts, divergences)
+
+
+async def measure(models: Models, common: Common, prompts: Sequence[list[int]], max_tokens: int) -> Parity:
+    """``prompts`` are equally long; each is asked greedily and drawn. Raises StartError."""
+    requests = [
+        Request(
+            [{"token_ids": {"token_ids": ids}} for ids in prompts[start : start + _TOGETHER]], max_tokens, t, start, ""
         )
-        new = told[:, inputs.shape[1] :].tolist()
-        return {case: before_end(ids, self.end_token_ids) for case, ids in zip(cases, new, strict=True)}
-
-    @torch.inference_mode()
-    def gap(self, case: Case, text: Sequence[int], tokens: Sequence[int | None]) -> float:
-        """How much less than the best the worst of ``tokens`` scores after ``text``. None: the end of the text."""
-        ids = torch.tensor([[*case.prompt, *text]])
-        scores = self._model(input_ids=ids, logits_to_keep=1).logits[0, -1].double()  # [vocab]
-        if case.temperature:
-            noise = exponentials([Key(case.seed, ids.shape[1])], Domain.COUPLED, len(scores))[0]
-            scores = scores / case.temperature - noise.log()
-        of_tokens = [scores[self.end_token_ids if token is None else token].max() for token in tokens]
-        return float(scores.max() - min(of_tokens))
-
-
-async def measure(
-    pair: Pair, prompts: Sequence[list[int]], max_tokens: int, threads: int, report: Callable[[str], None]
-) -> Parity:
-    """``prompts`` are equally long. Raises StartError."""
-    cases = [Case(tuple(prompt), seed, t) for seed, prompt in enumerate(prompts) for t in (0.0, 1.0)]
-    report("texts of transformers")
-    reference = await asyncio.to_thread(Reference, pair)
-    greedy = [case for case in cases if not case.temperature]
-    references: dict[str, Texts] = {
-        "transformers": {
-            case: text
-            for start in range(0, len(greedy), _TOGETHER)
-            for case, text in reference.greedy(greedy[start : start + _TOGETHER], max_tokens).items()
-        }
-    }
-    report("texts of engine torch")
-    async with services.running(pair, "torch", threads, with_draft=False) as running:
-        references["engine torch"] = await _Load(running, max_tokens).texts(cases)
-    report("texts of engine vllm")
-    async with services.running(pair, "vllm", threads) as running:
-        load = _Load(running, max_tokens, random.Random(1))
-        found = await load.texts(cases)
-    return Parity(
-        sum(len(text) for texts in references.values() for text in texts.values()),
-        len(cases),
-        load.num_given_up,
-        load.num_drafted,
-        load.num_accepted,
-        [each for name, texts in references.items() for each in divergences(name, texts, found, reference)],
-    )
-
-
-class _Load:
-    """Some requests at a time. Without ``chance`` the target is alone, and no request is given up."""
-
-    def __init__(self, running: Services, max_tokens: int, chance: random.Random | None = None) -> None:
-        self._client, self._max_tokens, self._chance = running.client, max_tokens, chance
-        self._gate = asyncio.Semaphore(_TOGETHER)
-        self.num_given_up = self.num_drafted = self.num_accepted = 0
-
-    async def texts(self, cases: Sequence[Case]) -> Texts:
-        return dict(zip(cases, await asyncio.gather(*map(self._one, cases)), strict=True))
-
-    async def _one(self, case: Case) -> list[int]:
-        async with self._gate:
-            num_draft_tokens = 0
-            if self._chance:
-                num_draft_tokens = self._chance.randint(0, _MAX_DRAFT_TOKENS)
-                if self._chance.random() < _GIVEN_UP:
-                    await self._give_up(case, num_draft_tokens, self._chance.random() * _LONGEST_WAIT_S)
-            [sample] = await self._client.generate(**case.fields(self._max_tokens, num_draft_tokens))
-        self.num_drafted += sample.finish.speculation.num_draft_tokens
-        self.num_accepted += sample.finish.speculation.num_accepted_tokens
-        return list(sample.token_ids)
-
-    async def _give_up(self, case: Case, num_draft_tokens: int, after_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            request = self._client.generate(**case.fields(self._max_tokens, num_draft_tokens))
-            await asyncio.wait_for(request, after_s)
-            return
-        self.num_given_up += 1
-
-
-def divergences(name: str, expected: Texts, found: Texts, reference: Reference) -> list[Divergence]:
-    """The first difference of each text of ``found`` from the one that is ``expected``."""
-    told = []
-    for case, text in expected.items():
-        got = found[case]
-        if got == text:
-            continue
-        pairs = zip([*text, None], [*got, None], strict=False)
-        at, tokens = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        told.append(Divergence(name, case, at, reference.gap(case, text[:at], tokens)))
-    return told
+        for start in range(0, len(prompts), _TOGETHER)
+        for t in (0.0, 1.0)
+    ]
+    async with AsyncExitStack() as stack:
+        processes = await stack.enter_async_context(Processes())
+        of_torch = await serving(processes, common, models.target, "torch").endpoint(Method())
+        of_vllm = await serving(processes, common, models.target, "vllm").endpoint(Method(draft=models.draft))
+        asks = {"engine torch": of_torch.asks(num_draft_tokens=0)}
+        asks |= {f"engine vllm, K = {number}": of_vllm.asks(num_draft_tokens=number) for number in _NUM_DRAFT_TOKENS}
+        return await compare_texts(asks, requests, Reference(models.target))

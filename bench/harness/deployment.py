@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from specdec.cli.processes import Service, free_ports, healthy, paired, service
 from specdec.client import Client
 
-_MAX_PROCESSES = 32
+_MAX_PROCESSES = 64
+
+
+def cpu_s(service: Service) -> float:
+    """Processor seconds that a service has used, user and system."""
+    fields = Path(f"/proc/{service.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """Started services; ``async with`` ends them in reverse order. Both methods raise StartError."""
+    """Started services; ``async with`` ends them in reverse order. All methods raise StartError."""
 
     def __init__(self) -> None:
         # All at once: a port that no process listens on yet could be drawn again.
         self._ports = iter(free_ports(_MAX_PROCESSES))
         self._stack = AsyncExitStack()
         self._starting: list[Service] = []
+        self._shared: dict[tuple[str, ...], Service] = {}
 
     async def __aenter__(self) -> Processes:
         return self
@@ -27,9 +37,16 @@ class Processes:
 
     async def model(self, module: str, *flags: str) -> Service:
         """Start a model service without waiting; ``orchestrator`` waits for it. ``module`` may include an argument."""
-        each = service(module, next(self._ports), [*flags, "--log-level=WARNING"])
-        self._starting.append(await self._stack.enter_async_context(each))
+        started = service(module, next(self._ports), [*flags, "--log-level=WARNING"])
+        self._starting.append(await self._stack.enter_async_context(started))
         return self._starting[-1]
+
+    async def shared_model(self, command: Sequence[str]) -> Service:
+        """The service of a module and its flags, which is started once."""
+        key = tuple(command)
+        if key not in self._shared:
+            self._shared[key] = await self.model(*key)
+        return self._shared[key]
 
     async def orchestrator(self, *flags: str) -> tuple[Service, Client]:
         """Start an orchestrator. Returns when all services started so far are healthy and it uses its replicas."""
@@ -39,3 +56,10 @@ class Processes:
         await healthy(self._starting.pop())
         await paired(front)
         return front, await self._stack.enter_async_context(Client(front.address))
+
+    async def deployment(self, target: Sequence[str], draft: Sequence[str] = (), *flags: str) -> tuple[Service, Client]:
+        """Start an orchestrator of a target and a draft (empty: none), which equal deployments share. ``target`` and
+        ``draft`` are each a module and its flags; ``flags`` are the orchestrator's."""
+        addresses = [f"--target={(await self.shared_model(target)).address}"]
+        addresses += [f"--draft={(await self.shared_model(draft)).address}"] if draft else []
+        return await self.orchestrator(*addresses, *flags)

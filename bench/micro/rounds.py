@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness.command import run_benchmark
-from bench.harness.deployment import Processes
+from bench.harness.deployment import Processes, cpu_s
 from bench.micro.bare_rounds import bare_round_ms
 from specdec.cli.processes import Service, free_ports
 from specdec.client import Client
@@ -101,10 +101,11 @@ def _ratios(rows: dict[int, Row], bare_ms: float) -> dict[str, float]:
 async def _measure(
     console: Console, counts: list[int], num_draft_tokens: int, acceptance: float, rounds: int, repeats: int
 ) -> list[Row]:
-    async with Processes() as made:
+    async with Processes() as processes:
         pair = f"--acceptance={acceptance}"
-        target, draft = [await made.model(f"bench.models.table_service {role}", pair) for role in ("target", "draft")]
-        orchestrator, client = await made.orchestrator(
+        module = "testing.table_service"
+        target, draft = [await processes.model(f"{module} {role}", pair) for role in ("target", "draft")]
+        orchestrator, client = await processes.orchestrator(
             f"--target={target.address}", f"--draft={draft.address}", f"--max-live-sequences={max(counts)}"
         )
         services = [target, draft, orchestrator]
@@ -119,11 +120,11 @@ async def _measure(
 
 
 async def _row(client: Client, services: list[Service], count: int, rounds: int, num_draft_tokens: int) -> Row:
-    cpu_before = [_cpu_s(each) for each in services]
+    cpu_before = [cpu_s(service) for service in services]
     started = time.perf_counter()
     tokens, gaps = await _load(client, count, max(8, rounds // count), num_draft_tokens)
     wall_s = time.perf_counter() - started
-    cpu_us = [(_cpu_s(each) - before) * 1e6 for each, before in zip(services, cpu_before, strict=True)]
+    cpu_us = [(cpu_s(service) - before) * 1e6 for service, before in zip(services, cpu_before, strict=True)]
     num_rounds = len(gaps) + count
     ordered = sorted(gaps)
     return Row(
@@ -158,13 +159,6 @@ async def _load(client: Client, count: int, rounds: int, num_draft_tokens: int) 
 
     await asyncio.gather(*(one(seed) for seed in range(count)))
     return tokens, gaps
-
-
-def _cpu_s(service: Service) -> float:
-    """CPU time of a service so far in seconds, user and system."""
-    with open(f"/proc/{service.process.pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

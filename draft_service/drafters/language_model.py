@@ -65,15 +65,15 @@ class LanguageModelDrafter:
 
     def open(self, spec: SequenceSpec) -> LmState:
         grammar = self._grammars.start(spec.sampling.grammar, spec.cache_salt) if self._grammars is not None else None
-        memory = LmState(TreeCache(self._runner.new_cache(spec.cache_salt)), spec, grammar)
+        state = LmState(TreeCache(self._runner.new_cache(spec.cache_salt)), spec, grammar)
         if grammar is None:
-            memory.sampling = SamplingState(spec)
-        self._caches.add(memory.cache)
-        return memory
+            state.sampling = SamplingState(spec)
+        self._caches.add(state.cache)
+        return state
 
-    def close(self, memory: LmState) -> None:
-        memory.cache.text.release()
-        self._caches.discard(memory.cache)
+    def close(self, state: LmState) -> None:
+        state.cache.text.release()
+        self._caches.discard(state.cache)
 
     def request_yield(self, requested: bool) -> None:
         self._runner.request_yield(requested)
@@ -95,19 +95,19 @@ class LanguageModelDrafter:
 
     def _take_in(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
         """Count the ids of each sequence. False: its grammar is not compiled yet."""
-        grammars = [sequence.memory.grammar for sequence in sequences if sequence.memory.sampling is None]
+        grammars = [sequence.state.grammar for sequence in sequences if sequence.state.sampling is None]
         if len(grammars) == len(sequences):
             wait_for_any([grammar for grammar in grammars if grammar is not None])
         outcomes: list[SpecdecError | bool] = []
         for sequence in sequences:
-            memory = sequence.memory
+            state = sequence.state
             try:
-                if memory.sampling is None and memory.grammar is not None and memory.grammar.done():
-                    memory.sampling = SamplingState(memory.spec, memory.grammar.result().mask())
+                if state.sampling is None and state.grammar is not None and state.grammar.done():
+                    state.sampling = SamplingState(state.spec, state.grammar.result().mask())
             except SpecdecError as error:
                 outcomes.append(error)
             else:
-                outcomes.append(memory.sampling is not None and (memory.sampling.take_in(sequence.ids) or True))
+                outcomes.append(state.sampling is not None and (state.sampling.take_in(sequence.ids) or True))
         return outcomes
 
     def _grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
@@ -145,14 +145,12 @@ class LanguageModelDrafter:
     def _rank(self, read: Sequence[tuple[_Sequence, RowOutputs]]) -> None:
         """Store the candidates after the fed rows, also if rows of the same sequence are still to be fed."""
         inputs = [
-            (sequence, sequence.memory.cache.tree, outputs)
-            for sequence, outputs in read
-            if sequence.spec.keyed_by_token
+            (sequence, sequence.state.cache.tree, outputs) for sequence, outputs in read if sequence.spec.keyed_by_token
         ]
         for (sequence, *_), candidates in zip(inputs, rank(inputs, self._ranking), strict=True):
-            memory = sequence.memory
-            memory.cache.learn(candidates)
-            memory.num_candidates = min(memory.num_candidates, sequence.num_candidates)
+            state = sequence.state
+            state.cache.learn(candidates)
+            state.num_candidates = min(state.num_candidates, sequence.num_candidates)
 
     def _feed(
         self, sequences: Sequence[_Sequence], ends: Sequence[int], branches: Sequence[Sequence[Branch]]
@@ -162,7 +160,7 @@ class LanguageModelDrafter:
         Returns, per sequence, whether all of that is cached (False: it takes another pass) or the error; and by index
         the outputs of the root and nodes that were fed.
         """
-        caches = [sequence.memory.cache for sequence in sequences]
+        caches = [sequence.state.cache for sequence in sequences]
         self._follow(sequences, branches)
         counts = self._num_to_feed(sequences, ends)
         stops = [len(cache.text) + counts.get(index, 0) for index, cache in enumerate(caches)]
@@ -208,13 +206,13 @@ class LanguageModelDrafter:
     def _follow(self, sequences: Sequence[_Sequence], branches: Sequence[Sequence[Branch]]) -> None:
         moves: list[Move] = []
         for sequence, wanted in zip(sequences, branches, strict=True):
-            memory = sequence.memory
-            if sequence.num_candidates > memory.num_candidates:
-                memory.cache.forget_candidates()
-                memory.num_candidates = sequence.num_candidates
+            state = sequence.state
+            if sequence.num_candidates > state.num_candidates:
+                state.cache.forget_candidates()
+                state.num_candidates = sequence.num_candidates
             # Without branches the tree's rows are not needed, and their memory is released.
             tree = sequence.tree if wanted else EMPTY_TREE
-            moves += memory.cache.follow(sequence.ids, tree, any(branch.parent == ROOT for branch in wanted))
+            moves += state.cache.follow(sequence.ids, tree, any(branch.parent == ROOT for branch in wanted))
         self._runner.move(moves)
 
     def _num_further(self, sequences: Sequence[_Sequence], num_rows: int) -> int:
@@ -238,7 +236,7 @@ class LanguageModelDrafter:
         """By index, how many ids to feed in this pass, for each sequence with a text that does not reach its end."""
         texts: dict[int, tuple[SequenceCache, Sequence[int]]] = {}
         for index, (sequence, end) in enumerate(zip(sequences, ends, strict=True)):
-            cache = sequence.memory.cache.text
+            cache = sequence.state.cache.text
             if len(cache) < end:
                 ids = sequence.ids if end == sequence.base else sequence.ids[:end]
                 if end - len(cache) > 1:  # also blocks that another sequence filled while this one waited for them
@@ -249,7 +247,7 @@ class LanguageModelDrafter:
 
 def _children(sequence: _Sequence) -> list[Candidate]:
     """The children at the branches that the tree lacks."""
-    cache = sequence.memory.cache
+    cache = sequence.state.cache
     children = [cache.candidates(parent).below(parent, count) for parent, count in sequence.branches]
     return sequence.tree.lacking([child for siblings in children for child in siblings])
 
@@ -264,15 +262,15 @@ def _next_draw(sequence: _Sequence) -> Draw:
 
 
 def _sampling(sequence: _Sequence) -> SamplingState:
-    assert sequence.memory.sampling is not None, "the grammar is compiled"
-    return sequence.memory.sampling
+    assert sequence.state.sampling is not None, "the grammar is compiled"
+    return sequence.state.sampling
 
 
 def _chain(sequence: _Sequence) -> list[Candidate]:
     """The chain below the last node while candidates are known, each node followed by its siblings."""
     chain: list[Candidate] = []
     last = len(sequence.tree) - 1
-    known = sequence.memory.cache.candidates_down(last)
+    known = sequence.state.cache.candidates_down(last)
     for parent, candidates in zip(range(last, last + sequence.num_wanted), known, strict=False):
         chain += candidates.below(parent, 1 + sequence.num_siblings)
     return chain

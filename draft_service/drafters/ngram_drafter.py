@@ -62,7 +62,7 @@ class NgramDrafter:
     def open(self, spec: SequenceSpec) -> _State:
         return _State()
 
-    def close(self, memory: _State) -> None: ...
+    def close(self, state: _State) -> None: ...
 
     def request_yield(self, requested: bool) -> None: ...
 
@@ -71,10 +71,10 @@ class NgramDrafter:
 
     def learn(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
         for sequence in sequences:
-            memory = sequence.memory
-            start = max(memory.num_counted, len(sequence.ids) - _WINDOW)
-            memory.counts.take_in(sequence.ids[start:])
-            memory.num_counted = len(sequence.ids)
+            state = sequence.state
+            start = max(state.num_counted, len(sequence.ids) - _WINDOW)
+            state.counts.take_in(sequence.ids[start:])
+            state.num_counted = len(sequence.ids)
         return [True] * len(sequences)
 
     def grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
@@ -103,7 +103,7 @@ class NgramDrafter:
     def _children(self, sequence: _Sequence, parent: int, path: Sequence[int], *, count: int) -> list[Candidate]:
         """The most likely children of a node, with the tokens from below the root down to it in ``path``."""
         tail = [*sequence.ids[-MAX_CONTEXT:], *path][-MAX_CONTEXT:]
-        scores = scores_after(tail, self._model, sequence.memory.counts, count=count)
+        scores = scores_after(tail, self._model, sequence.state.counts, count=count)
         likely = sorted(((score, token) for token, score in scores.items() if score >= MIN_SCORE), reverse=True)
         drawn = self._drawn(sequence.spec, likely[:_MAX_SCORED], sequence.base + len(path))
         confidence = _confidence(drawn)

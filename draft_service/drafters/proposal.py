@@ -104,5 +104,5 @@ def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> lis
 
 def _state(sequence: DraftSequence) -> SamplingState:
     """It has taken in the ids."""
-    state: SamplingState = sequence.memory.sampling
+    state: SamplingState = sequence.state.sampling
     return state

@@ -72,9 +72,9 @@ class VllmDrafter:
     def open(self, spec: SequenceSpec) -> _State:
         return _State(dataclasses.replace(spec, token_ids=()))
 
-    def close(self, memory: _State) -> None:
-        if memory.key:
-            self._engine.remove(memory.key)
+    def close(self, state: _State) -> None:
+        if state.key:
+            self._engine.remove(state.key)
 
     def request_yield(self, requested: bool) -> None:
         pass  # a pass is one token
@@ -87,7 +87,7 @@ class VllmDrafter:
 
     def grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         for sequence in sequences:
-            sequence.memory.follow(sequence)
+            sequence.state.follow(sequence)
         fed = self._feed(sequences, list(map(_next_path, sequences)))
         grown: list[Sequence[Candidate] | SpecdecError | None] = []
         for sequence, outcome in zip(sequences, fed, strict=True):
@@ -101,57 +101,57 @@ class VllmDrafter:
         lacking: dict[int, list[int]] = {}
         requests: dict[str, Request] = {}
         for index, (sequence, path) in enumerate(zip(sequences, paths, strict=True)):
-            memory = sequence.memory
-            memory.follow(sequence)
+            state = sequence.state
+            state.follow(sequence)
             fits = sequence.base + len(path) <= self.info.context_length
-            if fits and memory.at(path, sequence.num_candidates) is None:
+            if fits and state.at(path, sequence.num_candidates) is None:
                 lacking[index] = self._lacking(sequence, path)
-                chains[memory.key] = lacking[index][: self._engine.max_chain]
-                requests[memory.key] = Request(sequence.base, sequence.num_candidates)
+                chains[state.key] = lacking[index][: self._engine.max_chain]
+                requests[state.key] = Request(sequence.base, sequence.num_candidates)
         outcomes = self._engine.run(chains, requests)[0] if chains else {}
         return [
             index not in lacking
-            or _take(outcomes[sequence.memory.key], sequence, path=paths[index], num_lacking=len(lacking[index]))
+            or _take(outcomes[sequence.state.key], sequence, path=paths[index], num_lacking=len(lacking[index]))
             for index, sequence in enumerate(sequences)
         ]
 
     def _lacking(self, sequence: _Sequence, path: Path) -> list[int]:
         """What vLLM's text of this sequence lacks, after what it has too much is taken back."""
-        memory = sequence.memory
-        text = [*sequence.ids[memory.num_known :], *path]
-        lacking = self._engine.follow(memory.key, memory.num_known, text) if memory.key else None
+        state = sequence.state
+        text = [*sequence.ids[state.num_known :], *path]
+        lacking = self._engine.follow(state.key, state.num_known, text) if state.key else None
         if lacking is None:
             # Without the path, because a prompt cannot be taken back.
-            memory.key, lacking = self._engine.add(sequence.ids, memory.spec.cache_salt, memory.spec), list(path)
+            state.key, lacking = self._engine.add(sequence.ids, state.spec.cache_salt, state.spec), list(path)
         return lacking
 
 
 def _take(outcome: Outcome, sequence: _Sequence, *, path: Path, num_lacking: int) -> SpecdecError | bool:
     """Whether the pass has taken in all of the text; its candidates are remembered then."""
-    memory = sequence.memory
+    state = sequence.state
     if outcome.no_memory:
         return Overloaded("no KV blocks are free")
     if outcome.error is not None:
         return outcome.error
     if outcome.tokens is None or 0 < len(outcome.tokens) <= num_lacking:
         return False
-    memory.num_known = sequence.base
-    memory.candidates[path] = sequence.num_candidates, outcome.extra or Candidates()
+    state.num_known = sequence.base
+    state.candidates[path] = sequence.num_candidates, outcome.extra or Candidates()
     return True
 
 
 def _next_path(sequence: _Sequence) -> Path:
     """The path to feed: to the first node to grow below without candidates, or to the last node."""
     paths = [path for path, _ in _paths(sequence)]
-    memory = sequence.memory
-    return next((path for path in paths if memory.at(path, sequence.num_candidates) is None), paths[0])
+    state = sequence.state
+    return next((path for path in paths if state.at(path, sequence.num_candidates) is None), paths[0])
 
 
 def _children(sequence: _Sequence) -> list[Candidate]:
     """The children at the branches that the tree lacks."""
     children: list[Candidate] = []
     for path, branch in _paths(sequence):
-        if (candidates := sequence.memory.at(path, sequence.num_candidates)) is not None:
+        if (candidates := sequence.state.at(path, sequence.num_candidates)) is not None:
             children += candidates.below(branch.parent, branch.num_children)
     return sequence.tree.lacking(children)
 

@@ -14,7 +14,7 @@ from specdec.backends.choice import choose
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.sampling.grammar import Grammars
-from specdec.vllm.passes import Memories, Memory, Sampled, WorkerJob
+from specdec.vllm.passes import Sampled, WorkerJob, WorkerState, WorkerStates
 
 
 class Request(NamedTuple):
@@ -30,8 +30,8 @@ class DraftSampler:
 
     def __init__(self, device: torch.device, grammars: Grammars | None = None) -> None:
         self._backend = choose("torch", device)
-        self._memories = Memories(grammars)
-        self.forget = self._memories.forget
+        self._states = WorkerStates(grammars)
+        self.forget = self._states.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
         sequences = {index: self._sequence(job) for index, job in enumerate(jobs) if job.sound}
@@ -44,17 +44,17 @@ class DraftSampler:
         candidates.update(zip(drawing, drawn, strict=True))
         return [_sampled(job, candidates.get(index, Candidates())) for index, job in enumerate(jobs)]
 
-    def _sequence(self, job: WorkerJob) -> DraftSequence[Memory]:
-        memory = self._memories.of(job)
+    def _sequence(self, job: WorkerJob) -> DraftSequence[WorkerState]:
+        state = self._states.of(job)
         base, num_candidates = job.extra
         # Only the number of ids counts where nothing depends on the text.
         committed = array("I", bytes(4 * base))
-        if memory.sampling.transforms.active:
+        if state.sampling.transforms.active:
             committed = array("I", [*job.ids(0), *job.chain][:base])
-            if error := memory.sampling.take_in(committed):
+            if error := state.sampling.take_in(committed):
                 raise error
         tree = TokenTree.chain([*job.ids(base), *job.chain[max(0, base - job.num_ids) :]])
-        return DraftSequence(job.payload, committed, tree, memory, num_candidates=num_candidates)
+        return DraftSequence(job.payload, committed, tree, state, num_candidates=num_candidates)
 
 
 def _last_row(job: WorkerJob) -> RowOutputs:

@@ -1,4 +1,4 @@
-// The playground: asks the gateway beside it and shows where each token came from and where each round's time went.
+// The playground: asks its gateway and shows where each token came from and where each round's time went.
 
 const byId = (id) => document.getElementById(id);
 const PARTS = ["draft_wait_us", "path_us", "queue_us", "pass_us", "sample_us"];
@@ -7,12 +7,12 @@ const NAMES = { draft_wait_us: "draft", path_us: "way", queue_us: "queue", pass_
 let messages = []; // of the conversation so far
 let last = null; // { body, path, text, heading } of the last answer
 let running = null; // AbortController
-let shown = null; // the view with the rounds beside the conversation
+let current = null; // the view with the rounds beside the conversation
 
 function element(name, fields = {}, ...children) {
-  const made = Object.assign(document.createElement(name), fields);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(name), fields);
+  node.append(...children);
+  return node;
 }
 
 function headers() {
@@ -20,7 +20,7 @@ function headers() {
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 }
 
-function tell(problem) {
+function report(problem) {
   byId("problem").textContent = problem;
   byId("problem").hidden = !problem;
 }
@@ -40,11 +40,11 @@ async function* events(response) {
 }
 
 async function problemOf(response) {
-  let told = response.statusText;
-  try { told = (await response.json()).error.message; } catch { /* not in our shape */ }
-  if (response.status === 401) return `${told}. Put an API key into the settings.`;
-  if (response.status === 429) return `${told}. Try again in a moment.`;
-  return `${response.status}: ${told}`;
+  let message = response.statusText;
+  try { message = (await response.json()).error.message; } catch { /* not in our shape */ }
+  if (response.status === 401) return `${message}. Put an API key into the settings.`;
+  if (response.status === 429) return `${message}. Try again in a moment.`;
+  return `${response.status}: ${message}`;
 }
 
 // One answer as it comes: its tokens as spans, and its rounds beside them.
@@ -65,17 +65,17 @@ class View {
     this.newRounds = [];
   }
 
-  take(choice) {
+  add(choice) {
     this.first ??= performance.now();
     this.letters.push(...(choice.delta?.content ?? choice.text ?? ""));
-    const told = choice.specdec ?? { origins: [], rounds: [], text_ends: [] };
-    told.rounds.forEach((round) => this.takeRound(round));
-    told.origins.forEach((origin, at) => {
-      const size = told.text_ends[at] - this.taken;
+    const { origins, rounds, text_ends } = choice.specdec ?? { origins: [], rounds: [], text_ends: [] };
+    rounds.forEach((round) => this.addRound(round));
+    origins.forEach((origin, index) => {
+      const size = text_ends[index] - this.taken;
       const span = element("span", { className: "token", textContent: this.letters.splice(0, size).join("") });
       span.dataset.origin = origin;
       span.dataset.token = this.tokens.length;
-      this.taken = told.text_ends[at];
+      this.taken = text_ends[index];
       this.counts[origin] += 1;
       this.tokens.push(span);
       this.waiting.push(span);
@@ -83,7 +83,7 @@ class View {
     this.frame ??= requestAnimationFrame(() => this.show());
   }
 
-  takeRound(round) {
+  addRound(round) {
     this.firstBase ??= round.base;
     this.starts.push(round.base - this.firstBase);
     this.proposed += round.num_draft_tokens;
@@ -132,10 +132,10 @@ function row(round) {
   const refused = round.num_draft_tokens - round.num_accepted_tokens;
   const dots = "●".repeat(round.num_accepted_tokens) + "○".repeat(refused);
   const took = `${(total(round) / 1e3).toFixed(1)} ms`;
-  const told = PARTS.map((part) => `${NAMES[part]} ${(round[part] / 1e3).toFixed(1)} ms`).join(", ");
+  const parts = PARTS.map((part) => `${NAMES[part]} ${(round[part] / 1e3).toFixed(1)} ms`).join(", ");
   const item = element(
     "li",
-    { title: `round ${round.round}: ${round.num_accepted_tokens} of ${round.num_draft_tokens} accepted; ${told}` },
+    { title: `round ${round.round}: ${round.num_accepted_tokens} of ${round.num_draft_tokens} accepted; ${parts}` },
     bar,
     element("span", { className: "dots", textContent: dots }),
     element("span", { className: "took", textContent: took }),
@@ -151,11 +151,11 @@ function figure(name, value) {
 // Hover on a token lights up its round, and all tokens of this round. The rounds shown are those of the last answer.
 function light(view, span) {
   for (const lit of document.querySelectorAll(".lit")) lit.classList.remove("lit");
-  if (!span || view !== shown) return;
+  if (!span || view !== current) return;
   const token = Number(span.dataset.token);
   let round = view.starts.findLastIndex((start) => start <= token);
   if (round < 0) return;
-  view.tokens.slice(view.starts[round], view.starts[round + 1]).forEach((each) => each.classList.add("lit"));
+  view.tokens.slice(view.starts[round], view.starts[round + 1]).forEach((token) => token.classList.add("lit"));
   const item = byId("rounds").children[round];
   item?.classList.add("lit");
   item?.scrollIntoView({ block: "nearest" });
@@ -168,14 +168,14 @@ async function run(path, body, view) {
     const response = await fetch(path, {
       method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal,
     });
-    if (!response.ok) { tell(await problemOf(response)); return false; }
+    if (!response.ok) { report(await problemOf(response)); return false; }
     for await (const event of events(response)) {
-      if (event.error) { tell(event.error.message); return false; }
-      if (event.choices?.length) view.take(event.choices[0]);
+      if (event.error) { report(event.error.message); return false; }
+      if (event.choices?.length) view.add(event.choices[0]);
     }
     return true;
   } catch (error) {
-    if (error.name !== "AbortError") tell(`The gateway cannot be reached: ${error.message}`);
+    if (error.name !== "AbortError") report(`The gateway cannot be reached: ${error.message}`);
     return false;
   } finally {
     view.end();
@@ -212,9 +212,9 @@ function bodyOf(prompt) {
 
 function turn(who, ...children) {
   byId("log").querySelector(".hint")?.remove();
-  const made = element("div", { className: "turn" }, element("h3", { textContent: who }), ...children);
-  byId("log").append(made);
-  return made;
+  const node = element("div", { className: "turn" }, element("h3", { textContent: who }), ...children);
+  byId("log").append(node);
+  return node;
 }
 
 function watched(view) {
@@ -227,20 +227,20 @@ async function ask(event) {
   event?.preventDefault();
   const prompt = byId("prompt").value;
   if (running || !prompt) return;
-  tell("");
+  report("");
   const [path, body] = bodyOf(prompt);
   turn("you", element("p", { textContent: prompt }));
   const text = element("p");
-  const made = turn(`answer, seed ${body.seed}`, text);
+  const answer = turn(`answer, seed ${body.seed}`, text);
   byId("rounds").replaceChildren();
-  const view = (shown = watched(new View(text, true)));
+  const view = (current = watched(new View(text, true)));
   last = null;
   const whole = await run(path, body, view);
   if (!view.tokens.length) {
-    made.remove();
+    answer.remove();
     return;
   }
-  last = { path, body, text, made, view, whole };
+  last = { path, body, text, answer, view, whole };
   if (body.messages) messages.push({ role: "user", content: prompt }, { role: "assistant", content: text.textContent });
   byId("prompt").select();
   busy(false);
@@ -248,8 +248,8 @@ async function ask(event) {
 
 async function compare() {
   if (running || !last) return;
-  tell("");
-  const { path, body, text, made, view, whole } = last;
+  report("");
+  const { path, body, text, answer, view, whole } = last;
   const other = element("p");
   const pair = element("div", { className: "pair" });
   text.replaceWith(pair);
@@ -260,9 +260,9 @@ async function compare() {
   const alone = new View(other, false);
   const ended = await run(path, { ...body, num_draft_tokens: 0 }, alone);
   if (!ended) return;
-  const [one, two] = [text.textContent, other.textContent];
-  const same = whole ? one === two : two.startsWith(one);
-  const rate = (each) => (each.tokens.length / (each.ended - each.begun)) * 1e3;
+  const [first, second] = [text.textContent, other.textContent];
+  const same = whole ? first === second : second.startsWith(first);
+  const rate = (one) => (one.tokens.length / (one.ended - one.begun)) * 1e3;
   const verdict = element("p", {
     className: "verdict",
     textContent: same
@@ -270,7 +270,7 @@ async function compare() {
       : "the texts differ",
   });
   verdict.dataset.same = same;
-  made.append(verdict);
+  answer.append(verdict);
   last = null;
   busy(false);
   byId("log").scrollTop = byId("log").scrollHeight;
@@ -282,7 +282,7 @@ function clear() {
   last = null;
   byId("log").replaceChildren();
   byId("rounds").replaceChildren();
-  tell("");
+  report("");
   busy(false);
   byId("prompt").focus();
 }
@@ -290,12 +290,12 @@ function clear() {
 async function describe() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
-    if (!response.ok) { byId("model").textContent = ""; tell(await problemOf(response)); return; }
+    if (!response.ok) { byId("model").textContent = ""; report(await problemOf(response)); return; }
     const [model] = (await response.json()).data;
     byId("model").textContent = `${model.id}, ${model.max_model_len.toLocaleString("en")} tokens of context`;
-    tell("");
+    report("");
   } catch (error) {
-    tell(`The gateway cannot be reached: ${error.message}`);
+    report(`The gateway cannot be reached: ${error.message}`);
   }
 }
 

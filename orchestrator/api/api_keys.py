@@ -34,7 +34,7 @@ class Key(BaseModel):
     shared: bool = False
     """Whether its requests share cached prompts with those of other keys that say so."""
     operator: bool = False
-    """Whether it is told the addresses of the replicas, and what is wrong with them."""
+    """Whether it may see the addresses of the replicas, and what is wrong with them."""
 
 
 class Account:
@@ -63,11 +63,11 @@ class Account:
     @asynccontextmanager
     async def used_by(self, num_samples: int) -> AsyncIterator[None]:
         """Occupy ``num_samples``. Raises Overloaded if the quota is used up, InvalidArgument if it is too small."""
-        most = self.key.max_sequences if self.key else None
-        if most is not None and num_samples > most:
-            raise InvalidArgument([("n", f"this key may have {most} samples at a time, not {num_samples}")])
-        if most is not None and self._live + num_samples > most:
-            raise Overloaded(f"the key {self.name} has {self._live} of its {most} samples being generated")
+        max_samples = self.key.max_sequences if self.key else None
+        if max_samples is not None and num_samples > max_samples:
+            raise InvalidArgument([("n", f"this key may have {max_samples} samples at a time, not {num_samples}")])
+        if max_samples is not None and self._live + num_samples > max_samples:
+            raise Overloaded(f"the key {self.name} has {self._live} of its {max_samples} samples being generated")
         self._refill()
         per_minute = self.key.tokens_per_minute if self.key else None
         if per_minute is not None and self._spent >= per_minute:
@@ -124,14 +124,14 @@ class ApiKeys:
         if not authorization or not authorization.lower().startswith(_SCHEME):
             raise Unauthenticated("an API key is required, as metadata: authorization: Bearer KEY")
         digest = hashlib.sha256(authorization[len(_SCHEME) :].strip().encode()).hexdigest()
-        found = None
+        match = None
         for account in self._accounts.values():
             # Compare all of them, each in constant time, so that the time of a refusal reveals nothing.
             if account.key is not None and hmac.compare_digest(account.key.sha256, digest):
-                found = account
-        if found is None:
+                match = account
+        if match is None:
             raise Unauthenticated("unknown API key")
-        return found
+        return match
 
     def _open_accounts(self, changing: Changing[list[Key]]) -> None:
         keys = changing.current()
@@ -161,9 +161,10 @@ def read_keys(file: str) -> list[Key]:
         try:
             keys.append(Key.model_validate(json.loads(line)))
         except ValidationError as error:
-            for each in error.errors(include_input=False, include_url=False):
-                field = each["loc"][0] if each["loc"] and each["loc"][0] in Key.model_fields else "a field"
-                problems.append(f"line {number}: {field}: {each['msg']}")
+            for problem in error.errors(include_input=False, include_url=False):
+                location = problem["loc"]
+                field = location[0] if location and location[0] in Key.model_fields else "a field"
+                problems.append(f"line {number}: {field}: {problem['msg']}")
         except (ValueError, RecursionError):
             problems.append(f"line {number}: is no JSON object")
     for field in ("name", "sha256"):

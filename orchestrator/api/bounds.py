@@ -22,8 +22,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 256
 MAX_BAD_WORDS = 128
 MAX_PROMPT_LOGPROBS = 1 << 18
-"""Logprobs of a prompt, those of likeliest tokens included: some MiB, which the target keeps until they are all there.
-"""
+"""Logprobs of a prompt, those of the most likely tokens included: some MiB, which the target keeps until the end."""
 MAX_RESUMED_IDS = 1 << 18
 MAX_REQUEST_ID = 128
 MAX_DETOKENIZED_IDS = 1 << 20
@@ -39,7 +38,7 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
         yield "prediction", f"at most {MAX_PROMPT_BYTES} bytes, not {size}"
     if (size := len(message.cache_salt.encode())) > MAX_SALT_BYTES:
         yield "cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {size}"
-    for name, most, unit in (
+    for name, max_length, unit in (
         ("stop", MAX_STOPS, "strings"),
         ("stop_token_ids", MAX_STOP_TOKENS, "ids"),
         ("logit_bias", MAX_BIASES, "tokens"),
@@ -47,8 +46,8 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
         ("bad_words", MAX_BAD_WORDS, "texts"),
         ("resume", MAX_SAMPLES, "samples"),
     ):
-        if (length := len(getattr(message, name))) > most:
-            yield name, f"at most {most} {unit}, not {length}"
+        if (length := len(getattr(message, name))) > max_length:
+            yield name, f"at most {max_length} {unit}, not {length}"
         elif name == "resume":
             for index, received in message.resume.items():
                 if len(received.token_ids) > context_length:

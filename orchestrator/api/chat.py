@@ -43,12 +43,13 @@ def chat_problems(chat: generation_pb2.ChatMessages) -> Iterator[tuple[str, str]
 
 def conversation(chat: generation_pb2.ChatMessages) -> Conversation:
     """A conversation without problems, as templates expect it."""
+    continues = chat.continue_final_message
     return Conversation(
-        [_message(message) for message in chat.messages],
-        json.loads(chat.tools_json or "[]"),
-        chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message,
-        chat.continue_final_message,
-        json.loads(chat.template_kwargs_json or "{}"),
+        messages=[_message(message) for message in chat.messages],
+        tools=json.loads(chat.tools_json or "[]"),
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continues,
+        continues=continues,
+        variables=json.loads(chat.template_kwargs_json or "{}"),
     )
 
 
@@ -62,11 +63,11 @@ def _message_problems(message: generation_pb2.ChatMessage) -> Iterator[tuple[str
 
 
 def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         if not message.content:
-            del found["content"]
-        found["tool_calls"] = [
+            del fields["content"]
+        fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -76,13 +77,13 @@ def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.name:
-        found["name"] = message.name
+        fields["name"] = message.name
     if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
+        fields["tool_call_id"] = message.tool_call_id
     if message.reasoning:
         # Templates use any of these names.
-        found["reasoning"] = found["reasoning_content"] = found["thinking"] = message.reasoning
-    return found
+        fields["reasoning"] = fields["reasoning_content"] = fields["thinking"] = message.reasoning
+    return fields
 
 
 def _json_problems(
@@ -94,7 +95,7 @@ def _json_problems(
         if "\\u" in text:  # half a surrogate pair is JSON, but has no place in a prompt
             json.dumps(value, ensure_ascii=False).encode()
         objects = value if is_list and isinstance(value, list) else [value]
-        if is_list is not isinstance(value, list) or not all(isinstance(each, dict) for each in objects):
+        if is_list is not isinstance(value, list) or not all(isinstance(entry, dict) for entry in objects):
             yield name, f"must be a JSON {'list of objects' if is_list else 'object'}"
         elif _is_deep(value):
             raise RecursionError
@@ -111,6 +112,6 @@ def _json_problems(
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        nested = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
-        level = [each for each in nested if isinstance(each, (dict, list))]
+        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in inner if isinstance(item, (dict, list))]
     return bool(level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from orchestrator.drafting.forced_tokens import BUDGET
+from orchestrator.request import Caller
 from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.rounds import GRAMMAR, ModelInfo
@@ -37,7 +38,7 @@ def is_supported(target: ModelInfo) -> bool:
 def problems(
     message: generation_pb2.GenerateRequest, target: ModelInfo, has_tokenizer: bool
 ) -> Iterator[tuple[str, str]]:
-    """(field, problem), without a look at the grammar itself."""
+    """(field, problem), without reading the grammar itself."""
     given = _given(message)
     if not given:
         return
@@ -69,68 +70,78 @@ _Key = tuple[str, bytes, str, str]
 """Model digest, owner, form and text of a grammar."""
 
 
+class Grammar(NamedTuple):
+    """In llguidance's form (empty: none), and compiled here for the tokens that it forces."""
+
+    text: str = ""
+    compiled: Future[Compiled] | None = None
+
+
+NO_GRAMMAR = Grammar()
+
+
 class RequestGrammars:
     """The grammars of requests. What is known of a grammar is kept by owner, as compiled ones are."""
 
     def __init__(self, tokenizer: Path) -> None:
         """``tokenizer``: a tokenizer.json."""
         self._tokenizer = str(tokenizer)
-        self._models: dict[tuple[int, tuple[int, ...]], asyncio.Task[_OfModel]] = {}
+        self._models: dict[tuple[int, tuple[int, ...]], asyncio.Task[_ModelGrammars]] = {}
         self._read: OrderedDict[_Key, asyncio.Task[str]] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def prepare(self, target: ModelInfo) -> _OfModel:
+    async def prepare(self, target: ModelInfo) -> _ModelGrammars:
         """What grammars of requests to this target need: a first request takes some hundred milliseconds without."""
         key = target.vocab_size, tuple(target.eos_token_ids)
         if key not in self._models:
-            self._models[key] = asyncio.create_task(_OfModel.make(self._tokenizer, *key))
+            self._models[key] = asyncio.create_task(_ModelGrammars.new(self._tokenizer, *key))
         return await asyncio.shield(self._models[key])
 
-    async def read(
-        self, message: generation_pb2.GenerateRequest, target: ModelInfo, owner: bytes, account: str
-    ) -> tuple[str, Future[Compiled] | None]:
-        """The grammar in llguidance's form, and compiled here for the tokens that it forces. Empty: there is none.
-        Accounts take turns at the sandbox. Raises InvalidArgument."""
+    async def read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, caller: Caller) -> Grammar:
+        """The grammar of a request. Accounts take turns at the sandbox. Raises InvalidArgument."""
         form = next(iter(_given(message)), None)
         if form is None:
-            return "", None
+            return NO_GRAMMAR
         text = json.dumps(list(message.choices)) if form == "choices" else getattr(message, form)
-        key = target.model_digest, owner, form, text
+        key = target.model_digest, caller.owner, form, text
         model = await self.prepare(target)
         if key not in self._read:
-            self._read[key] = asyncio.create_task(self._checked(model.sandbox, account, form, text))
+            check = partial(model.sandbox.checked, form, text)
+            self._read[key] = asyncio.create_task(self._in_turn(caller.account, check))
             self._read[key].add_done_callback(partial(self._forget_unanswered, key))
             if len(self._read) > _KEPT:
                 self._read.popitem(last=False)
         self._read.move_to_end(key)
         grammar = await asyncio.shield(self._read[key])
-        return grammar, model.grammars.start(grammar, owner)
+        return Grammar(grammar, model.grammars.start(grammar, caller.owner))
 
     def _forget_unanswered(self, key: _Key, task: asyncio.Task[str]) -> None:
         if task.cancelled() or isinstance(task.exception(), Overloaded):
             self._read.pop(key, None)
 
-    async def _checked(self, sandbox: GrammarSandbox, account: str, form: str, text: str) -> str:
+    async def _in_turn(self, account: str, check: Callable[[], Awaitable[str]]) -> str:
         # One at a time for each account, so that one account's grammars do not take every child.
         async with self._turns.setdefault(account, asyncio.Lock()):
-            return await sandbox.checked(form, text)
+            return await check()
 
     async def close(self) -> None:
         for task in (*self._read.values(), *self._models.values()):
             task.cancel()
         for model in await asyncio.gather(*self._models.values(), return_exceptions=True):
-            if isinstance(model, _OfModel):
+            if isinstance(model, _ModelGrammars):
                 await model.sandbox.close()
 
 
-class _OfModel(NamedTuple):
+class _ModelGrammars(NamedTuple):
     sandbox: GrammarSandbox
     grammars: Grammars
 
     @staticmethod
-    async def make(tokenizer: str, vocab_size: int, end_token_ids: tuple[int, ...]) -> _OfModel:
-        grammars = await asyncio.to_thread(Grammars, tokenizer, vocab_size, end_token_ids, BUDGET)
-        return _OfModel(GrammarSandbox(tokenizer, vocab_size, end_token_ids), grammars)
+    async def new(tokenizer: str, vocab_size: int, end_token_ids: tuple[int, ...]) -> _ModelGrammars:
+        grammars = await asyncio.to_thread(
+            partial(Grammars, tokenizer, vocab_size, end_token_ids=end_token_ids, budget=BUDGET)
+        )
+        return _ModelGrammars(GrammarSandbox(tokenizer, vocab_size, end_token_ids), grammars)
 
 
 def _given(message: generation_pb2.GenerateRequest) -> list[str]:

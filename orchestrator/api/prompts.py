@@ -1,7 +1,7 @@
 """Prompts -> token ids, and the fewest ids that a prompt can have, which is known before it is tokenized.
 
 Knows the tokenizer and the chat template; does not know the rest of a request. ``Prompts.ids`` takes a second for the
-longest texts. Most of that is spent without the interpreter's lock, so a thread can do it beside the event loop.
+longest texts. Most of that is spent without the interpreter's lock, so a thread can do it next to the event loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Prompts:
         self.tokenizer = tokenizer
         self.template = template
         self.special_tokens = special_tokens or {}
-        self._most_characters = characters_per_token(tokenizer) if tokenizer else None
+        self._max_characters = characters_per_token(tokenizer) if tokenizer else None
         added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         """Tokens without text in an output, by what stands for them in a prompt."""
@@ -56,7 +56,7 @@ class Prompts:
         if message.WhichOneof("prompt") == "token_ids":
             fewest = len(message.token_ids.token_ids)
         else:  # a template may leave out any part of a conversation
-            fewest = -(-len(message.text) // self._most_characters) if self._most_characters else 0
+            fewest = -(-len(message.text) // self._max_characters) if self._max_characters else 0
         return min(fewest, message.truncate_prompt_tokens) if message.truncate_prompt_tokens else fewest
 
     def ids(self, message: generation_pb2.GenerateRequest, context_length: int) -> array[int]:
@@ -91,7 +91,7 @@ class Prompts:
 
 
 def characters_per_token(tokenizer: Tokenizer) -> int | None:
-    """Characters of a text that one token can stand for, at most; None: any number, as far as is known here.
+    """Characters of a text that one token can stand for, at most; None: any number, or it is not known.
 
     A bound exists where no character is lost on its way into tokens: a byte-level BPE model, or one that falls back to
     bytes, behind parts that are known to keep them. A token cannot be longer than the longest of the vocabulary then.
@@ -102,7 +102,7 @@ def characters_per_token(tokenizer: Tokenizer) -> int | None:
     if any(part["type"] not in _KEEPS_ALL or part.get("behavior") == "Removed" for part in splits):
         return None
     if any(added.lstrip or added.rstrip for added in tokenizer.get_added_tokens_decoder().values()):
-        return None  # such a token takes in all spaces beside it
+        return None  # such a token takes in all spaces next to it
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not shrinks or not isinstance(tokenizer.model, BPE):
         return None
@@ -123,7 +123,7 @@ def _parts(component: Any, inner: str) -> list[dict[str, Any]]:
 def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
     if part["type"] != "Sequence":
         return [part]
-    return [each for nested in part[inner] for each in _flat(nested, inner)]
+    return [flat for nested in part[inner] for flat in _flat(nested, inner)]
 
 
 def _shrink(part: dict[str, Any]) -> int:

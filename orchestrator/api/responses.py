@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from orchestrator.outbox import Chunk, Event, PromptPart, RoundReport
 from orchestrator.replicas.pool import Pool
-from orchestrator.request import Chunk, Event, PromptPart, RoundReport
 from orchestrator.rounds import Source
 from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
@@ -56,7 +56,7 @@ def _write_report(report: RoundReport) -> generation_pb2.RoundReport:
         base=record.base,
         num_draft_tokens=record.num_nodes if record.number else 0,
         num_accepted_tokens=len(record.accepted),
-        source=_SOURCES[record.proposal.source] if record.number and record.num_nodes else None,
+        source=_SOURCES[record.source] if record.number and record.num_nodes else None,
         draft_wait_us=int(report.draft_wait_s * 1e6),
         path_us=int(report.path_s * 1e6),
         queue_us=timings.queue_us,

@@ -9,23 +9,22 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-import grpc
-
-from orchestrator.api import readiness
 from orchestrator.api.bounds import MAX_REQUEST_BYTES
 from orchestrator.api.grammars import RequestGrammars
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.service import GenerationServicer
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
-from orchestrator.replicas.link import Link
+from orchestrator.replicas.link import Frames, Link
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Role
+from orchestrator.sample import Services
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry import pool_metrics
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.tokenizer.chat_template import ChatTemplate, special_tokens
 from orchestrator.tokenizer.defaults import Defaults
 from orchestrator.tokenizer.files import find
+from orchestrator.workers import Workers
 from specdec.core.errors import ModelMismatch, ReplicaLost
 from specdec.core.rounds import ModelInfo
 from specdec.runner.files import read_json
@@ -58,29 +57,41 @@ class OrchestratorServer:
         log.info("defaults of sampling", extra=dataclasses.asdict(defaults))
         self._vocabulary = Vocabulary.of(tokenizer) if tokenizer else None
 
-        def target_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
-            stub = target_pb2_grpc.TargetServiceStub(channel)
-            return Link(stub.Verify, TargetFrames(info.vocab_size), settings.watchdog_s, settings.stuck_after_s)
-
-        def draft_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
-            stub = draft_pb2_grpc.DraftServiceStub(channel)
-            return Link(stub.Draft, DraftFrames(info.vocab_size), settings.watchdog_s, settings.stuck_after_s)
-
-        def target_info(channel: grpc.aio.Channel) -> Any:
-            return target_pb2_grpc.TargetServiceStub(channel).GetModelInfo
-
-        def draft_info(channel: grpc.aio.Channel) -> Any:
-            return draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo
+        def link(method: Any, frames: Frames) -> Link:
+            return Link(method, frames, watchdog_s=settings.watchdog_s, stuck_after_s=settings.stuck_after_s)
 
         certificates = tls.of(settings, "orchestrator")
-        target = Role("target", target_link, target_info, self._admit_target, certificates)
-        draft = Role("draft", draft_link, draft_info, self._admit_draft, certificates)
-        self.targets = Pool(target, settings.target, settings.resolve_every_s, self._compare_drafts)
+        target = Role(
+            name="target",
+            stub=target_pb2_grpc.TargetServiceStub,
+            connect=lambda stub, info: link(stub.Verify, TargetFrames(info.vocab_size)),
+            admit=self._admit_target,
+            tls=certificates,
+        )
+        draft = Role(
+            name="draft",
+            stub=draft_pb2_grpc.DraftServiceStub,
+            connect=lambda stub, info: link(stub.Draft, DraftFrames(info.vocab_size)),
+            admit=self._admit_draft,
+            tls=certificates,
+        )
+        self.targets = Pool(target, settings.target, settings.resolve_every_s, changed=self._compare_drafts)
         self.drafts = Pool(draft, settings.draft, settings.resolve_every_s)
         grammars = RequestGrammars(files.tokenizer) if files else None
-        self._servicer = GenerationServicer(self.targets, self.drafts, prompts, settings, Metrics(), defaults, grammars)
-        pool_metrics.observe(
-            self.targets, self.drafts, lambda: self.live_sequences, lambda: self._servicer.waiting_requests
+        services = Services(
+            targets=self.targets,
+            drafts=self.drafts,
+            tokenizer=tokenizer,
+            settings=settings,
+            metrics=Metrics(),
+            workers=Workers(),
+        )
+        self._servicer = GenerationServicer(services, prompts, defaults=defaults, grammars=grammars)
+        pool_metrics.register(
+            self.targets,
+            self.drafts,
+            num_live=lambda: self.live_sequences,
+            num_waiting=lambda: self._servicer.waiting_requests,
         )
         self._process_metrics = ProcessMetrics("orchestrator")
         # Clients authenticate with a token, not with a certificate.
@@ -107,8 +118,7 @@ class OrchestratorServer:
         self._process_metrics.start()
         await self._stack.enter_async_context(self.targets)
         await self._stack.enter_async_context(self.drafts)
-        follow = readiness.follow(self.targets, self._server.set_serving, self._settings.target_wait_s)
-        self._tasks.append(asyncio.create_task(follow))
+        self._tasks.append(asyncio.create_task(self._follow_targets(self._settings.target_wait_s)))
 
     def prepare(self) -> None:
         """Start, in the background, what a first request would wait for otherwise."""
@@ -121,7 +131,7 @@ class OrchestratorServer:
         # Connections get GOAWAY first, so that their clients send the next request elsewhere.
         until = time.monotonic() + grace_s
         closing = asyncio.create_task(self._server.stop(grace_s))
-        # What does not end in time is told so, while the connections still are there.
+        # What does not end in time gets an error, while the connections still are there.
         await self._servicer.drain(grace_s - min(_FLUSH_S, grace_s / 2))
         # Time to flush the last messages. Waiting longer gains nothing, since health watches never end.
         await asyncio.wait({closing}, timeout=min(_FLUSH_S, grace_s))
@@ -137,16 +147,30 @@ class OrchestratorServer:
         await self._stack.aclose()
         await self._process_metrics.stop()
 
+    async def _follow_targets(self, grace_s: float) -> None:
+        """Say whether requests can be served, until cancelled: from the first ready target on, until for ``grace_s``
+        none was ready. Within the grace, which is a request's wait for a target, the only target may be replaced."""
+        while True:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self.targets.until(ready=True)
+            except TimeoutError:
+                extra = {"for_s": grace_s, "problems": self.targets.problems()}
+                log.warning("not ready: there is no target", extra=extra)
+                self._server.set_serving(False)
+                await self.targets.until(ready=True)
+            self._server.set_serving(True)
+            await self.targets.until(ready=False)
+
     def _admit_target(self, address: str, info: ModelInfo) -> None:
         """Raises ModelMismatch unless the target has the tokenizer's vocabulary and the expected model: that of the
         settings and of the targets in use."""
         mine = self._vocabulary.below(info.vocab_size) if self._vocabulary else None
         if mine and info.tokenizer_fingerprint not in ("", mine.fingerprint):
-            named = f"has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine.fingerprint[:12]}"
-            found = mine.difference(info.tokens)
-            raise ModelMismatch(
-                f"target {address} {f'has another vocabulary than the tokenizer: {found}' if found else named}"
-            )
+            problem = f"has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine.fingerprint[:12]}"
+            if difference := mine.difference(info.tokens):
+                problem = f"has another vocabulary than the tokenizer: {difference}"
+            raise ModelMismatch(f"target {address} {problem}")
         if not info.model_digest.startswith(expected := self._settings.model_digest):
             raise ModelMismatch(
                 f"target {address} serves the model {info.model_digest[:12]}, model_digest names {expected[:12]}"

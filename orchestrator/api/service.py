@@ -22,23 +22,17 @@ from opentelemetry.trace import SpanKind, StatusCode
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
 from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long, prompt_size_problems
-from orchestrator.api.grammars import RequestGrammars, is_supported, of_caller
+from orchestrator.api.grammars import NO_GRAMMAR, RequestGrammars, is_supported, of_caller
 from orchestrator.api.prompts import Prompts
-from orchestrator.api.request_checks import (
-    check_request,
-    read_request,
-    requested_samples,
-    text_problems,
-    unknown_problems,
-)
+from orchestrator.api.request_checks import text_problems, unknown_problems
+from orchestrator.api.request_reader import RequestReader, requested_samples
 from orchestrator.api.responses import write_event, write_server_info, write_tokens
 from orchestrator.generation import Generator
-from orchestrator.replicas.pool import Pool
-from orchestrator.request import Chunk, Request
-from orchestrator.settings import OrchestratorSettings
-from orchestrator.telemetry.metrics import Metrics, RequestClock
+from orchestrator.outbox import Chunk
+from orchestrator.request import Caller, Request
+from orchestrator.sample import Services
+from orchestrator.telemetry.metrics import RequestClock
 from orchestrator.tokenizer.defaults import Defaults
-from orchestrator.workers import Workers
 from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, Draining, InvalidArgument, NoReplica
 from specdec.core.rounds import CACHE_SALT, ModelInfo
 from specdec.telemetry import setup as telemetry
@@ -51,25 +45,24 @@ log = logging.getLogger(__name__)
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(
         self,
-        targets: Pool,
-        drafts: Pool,
+        services: Services,
         prompts: Prompts,
-        settings: OrchestratorSettings,
-        metrics: Metrics,
+        *,
         defaults: Defaults,
         grammars: RequestGrammars | None,
     ) -> None:
-        self._metrics = metrics
+        settings = services.settings
+        self._metrics = services.metrics
         self._tracer = trace.get_tracer("specdec")
-        self._targets = targets
-        self._drafts = drafts
+        self._targets = services.targets
+        self._drafts = services.drafts
         self._prompts = prompts
-        self._defaults = defaults
         self._settings = settings
-        self._workers = Workers()
-        self._generator = Generator(targets, drafts, prompts.tokenizer, settings, metrics, self._workers)
+        self._workers = services.workers
+        self._generator = Generator(services)
+        self._reader = RequestReader(prompts, defaults, settings.methods, num_draft_tokens=settings.num_draft_tokens)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
-        # Beside that of samples: what takes milliseconds does not wait behind what takes minutes.
+        # Next to that of samples: what takes milliseconds does not wait behind what takes minutes.
         self._text_admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
         self._grammars = grammars
@@ -112,8 +105,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetServerInfo(
         self, request: generation_pb2.GetServerInfoRequest, context: Any
     ) -> generation_pb2.GetServerInfoResponse:
-        load, operator = (self.live_sequences, self._admission.waiting), self._account().operator
-        info = write_server_info(self._targets, self._drafts, *load, self._settings.methods, operator)
+        info = write_server_info(
+            self._targets,
+            self._drafts,
+            live_sequences=self.live_sequences,
+            waiting_requests=self.waiting_requests,
+            methods=self._settings.methods,
+            operator=self._account().operator,
+        )
         info.model_name = self._settings.model_name or info.target.name
         info.instance = self._instance
         if self._prompts.tokenizer is not None:
@@ -219,12 +218,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             # What is invalid is refused at once. But a request waits for a target, and its prompt is tokenized, only
             # once it has a place.
             if target := self._targets.info:
-                check_request(message, target, self._prompts, self._settings.methods, self._defaults)
+                checked = self._reader.check(message, target)
             await bounds.enter_async_context(self._admission.admitted(num_samples))
             if target is None:
                 target = await self._target_info()
-                check_request(message, target, self._prompts, self._settings.methods, self._defaults)
-            request = await self._read(message, target, account)
+                checked = self._reader.check(message, target)
+            request = await self._read(message, target, checked, account=account)
             async with aclosing(self._generator.events(request, target, arrived)) as events:
                 account.spend(request.num_given_ids)
                 yield generation_pb2.GenerateResponse(
@@ -240,17 +239,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         account.spend(len(event.piece.token_ids))
                     yield write_event(event, self._prompts.token_bytes)
 
-    async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
-        owner = account.salt(message.cache_salt.encode())
-        grammar, compiled = (
-            await self._grammars.read(message, target, owner, account.name) if self._grammars else ("", None)
-        )
-        settings = self._settings
-        read = partial(read_request, message, target, self._prompts, settings.num_draft_tokens, self._defaults, grammar)
-        request = await self._workers.run(read, account.name) if is_long(message) else read()
-        shares = CACHE_SALT in target.capabilities  # cached prompts
-        salt = owner if shares else request.cache_salt
-        return dataclasses.replace(request, owner=owner, account=account.name, cache_salt=salt, grammar=compiled)
+    async def _read(
+        self, message: generation_pb2.GenerateRequest, target: ModelInfo, checked: Request, account: Account
+    ) -> Request:
+        owner = account.salt(checked.caller.cache_salt)
+        caller = Caller(account.name, owner, cache_salt=owner if CACHE_SALT in target.capabilities else b"")
+        grammar = await self._grammars.read(message, target, caller) if self._grammars else NO_GRAMMAR
+        request = dataclasses.replace(checked, caller=caller)
+        read = partial(self._reader.read, message, target, request=request, grammar=grammar)
+        return await self._workers.run(read, account.name) if is_long(message) else read()
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""
@@ -260,7 +257,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if (info := self._targets.info) is not None:
             return info
         replica = await self._targets.wait_for_one(self._settings.target_wait_s)
-        assert replica.info is not None, "a replica that can be used has told its model"
+        assert replica.info is not None, "a replica that can be used has sent its model"
         return replica.info
 
     @asynccontextmanager

@@ -6,7 +6,6 @@ K is fixed before anything is drafted, by the past alone: never by what was prop
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Protocol
@@ -17,7 +16,8 @@ from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.tree import MAX_TREE_NODES
-from specdec.speculation.acceptance import AcceptanceModel, best_chances
+from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.cost import chain_chances, expected_tokens, tree_chances
 
 MAX_AUTONOMOUS = 32
 """Autonomous tokens: a slow client leaves so many in the target's stream at most."""
@@ -127,8 +127,8 @@ class Adaptive:
         policy, costs = self._policy, self._policy.costs
         self._num_rounds += 1
         of_ranks, most = self._acceptance.of_ranks, min(self._most, sequence.remaining - 1)
-        expected = self._expected(_chain(of_ranks, self._num_siblings))
-        of_hit = self._expected(best_chances(of_ranks)) if policy.ahead and not self._chains else expected
+        expected = self._expected(chain_chances(of_ranks, self._num_siblings))
+        of_hit = self._expected(tree_chances(of_ranks)) if policy.ahead and not self._chains else expected
         self_draft_nodes, self_draft_rate = self._best_self_draft()
         trusts = self._trust[Source.DRAFT].holds(policy.now) and not self_draft_nodes
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
@@ -166,13 +166,11 @@ class Adaptive:
 
     def _expected_of_self_draft(self, most: int) -> list[float]:
         """Tokens of a round by the number of self-draft nodes, at most ``most``."""
-        chances = itertools.islice(best_chances(self._self_draft_acceptance.of_ranks), most)
-        return list(itertools.accumulate(chances, initial=1.0))
+        return expected_tokens(tree_chances(self._self_draft_acceptance.of_ranks), most)
 
     def _expected(self, chances: Iterator[float]) -> list[float]:
         """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""
-        verified = itertools.chain(itertools.islice(chances, self._most), itertools.repeat(0.0))
-        return list(itertools.accumulate(itertools.islice(verified, self._policy.most), initial=1.0))
+        return expected_tokens(itertools.islice(chances, self._most), self._policy.most)
 
     def _draft_grants(self, expected: Seq[float], of_hit: Seq[float], most: int) -> list[tuple[float, Grant]]:
         """With their goodput: what has arrived, and what the round waits for."""
@@ -200,31 +198,26 @@ class Adaptive:
     def observe(self, record: RoundRecord) -> None:
         policy = self._policy
         self._pass = policy.passed(self._pass)
-        self._to_come = record.num_autonomous
+        self._to_come = record.num_autonomous_left
         policy.observe(record)
         if not record.number:
             return
         if self._self_draft is not None:
-            num_nodes = record.num_nodes if record.proposal.source is Source.SELF_DRAFT else 0
+            num_nodes = record.num_nodes if record.source is Source.SELF_DRAFT else 0
             self._self_draft.observe(record, self._expected_of_self_draft(num_nodes)[-1] - 1)
-        if record.proposal.source is Source.SELF_DRAFT:
-            self._self_draft_acceptance.observe(record.proposal.tree, record.accepted, ended=True)
+        if record.source is Source.SELF_DRAFT:
+            self._self_draft_acceptance.observe(record.verified_tree, record.accepted, ended=True)
             return
-        source = record.proposal.source or self._charged
-        if record.proposal.source is Source.DRAFT:
-            self._acceptance.observe(record.proposal.tree, record.accepted, ended=True)
+        source = record.source or self._charged
+        if record.source is Source.DRAFT:
+            self._acceptance.observe(record.verified_tree, record.accepted, ended=True)
         if not record.exchange.round_trip_s or source is None or (source is Source.DRAFT and not policy.on):
             return
         # Autonomously it would make a token in each pass of the others.
-        took_s = record.exchange.round_trip_s + (record.proposal.drafting.waited_s or 0.0)
+        took_s = record.exchange.round_trip_s + (record.drafting.waited_s or 0.0)
         num_lost = took_s / max(policy.costs.alone_s, record.pass_s) - len(record.accepted) - 1
         if self._trust[source].book(num_lost, policy.now) and source is Source.DRAFT:
             self._acceptance.forget()
-
-
-def _chain(of_ranks: Seq[float], num_siblings: int) -> Iterator[float]:
-    """Chances of a chain's tokens. A sibling may be right, but leads no further."""
-    return itertools.accumulate(itertools.repeat(of_ranks[0]), operator.mul, initial=sum(of_ranks[: 1 + num_siblings]))
 
 
 def _autonomous(sequence: Sequence) -> int:

@@ -121,7 +121,7 @@ class CostModel:
 
     def observe(self, record: RoundRecord, alone: bool = True) -> None:
         """A round has ended. ``alone``: no sequence drafts, so that no draft slows the pass down."""
-        drafting, timings = record.proposal.drafting, record.timings
+        drafting, timings = record.drafting, record.timings
         if drafting.answer is not None:
             self._draft.observe(*drafting.answer)
         if not record.number:
@@ -133,8 +133,8 @@ class CostModel:
         if record.exchange.round_trip_s is not None:
             overhead_s = max(0.0, record.exchange.round_trip_s - timings.queue_us / 1e6 - record.pass_s)
             self.overhead_s += GAIN * (min(overhead_s, 2 * self.overhead_s + 1e-3) - self.overhead_s)
-        if record.proposal.source is Source.DRAFT and drafting.num_asked:
-            rows = record.num_nodes / (1 + max(record.proposal.tree.depths))
+        if record.source is Source.DRAFT and drafting.num_asked:
+            rows = record.num_nodes / (1 + max(record.verified_tree.depths))
             self.rows_per_token += GAIN * (rows - self.rows_per_token)
 
     def _passed(self, rows: int, num_sequences: int, seconds: float, alone: bool) -> None:

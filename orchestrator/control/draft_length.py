@@ -1,8 +1,7 @@
 """How many tokens to draft: one decision per pass of the target, for all its sequences.
 
-goodput(k) = E[accepted(k) + 1] / (wait(k) + overhead + target(n (k + 1))), compared with the target alone. All
-sequences of a pass decide alike: one that drafts alone makes the others' passes longer, and misses some of them.
-(Goodput: Liu et al. 2024, "Optimizing Speculative Decoding for Serving LLMs Using Goodput".)
+The goodput (specdec/speculation/cost.py) is compared with that of the target alone. All sequences of a pass decide
+alike: one that drafts alone makes the others' passes longer, and misses some of them.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from orchestrator.control.cost_model import CostModel
 from orchestrator.rounds import RoundRecord
 from specdec.core.rounds import OVERRUN
+from specdec.speculation.cost import Round, best_number, expected_tokens, mean_round
 
 ON, OFF, OFF_PASSES = 1.05, 1.00, 3
 """Goodput over that of the target alone: drafting begins at ON, and ends after OFF_PASSES passes below OFF."""
@@ -63,12 +63,12 @@ class DraftLength:
     def goodput(self, num_tokens: int) -> float:
         """Tokens per second of one sequence if all wait for so many draft tokens."""
         costs = self.costs
-        tokens, seconds = self._expected[num_tokens], self._seconds(num_tokens)
+        mean = Round(self._expected[num_tokens], self._seconds(num_tokens))
         if self.ahead:
-            hit, depth = costs.hit_rate, best_depth(costs, self._expected_of_hit)
-            tokens = hit * self._expected_of_hit[depth] + (1 - hit) * tokens
-            seconds = hit * costs.round_s(depth) + (1 - hit) * seconds
-        return tokens / (seconds * self._stretch)
+            depth = best_depth(costs, self._expected_of_hit)
+            hit = Round(self._expected_of_hit[depth], costs.round_s(depth))
+            mean = mean_round(hit, mean, costs.hit_rate)
+        return mean.tokens / (mean.seconds * self._stretch)
 
     def _seconds(self, num_tokens: int) -> float:
         return self.costs.draft_s(num_tokens) + self.costs.round_s(num_tokens * self.costs.rows_per_token)
@@ -76,7 +76,7 @@ class DraftLength:
     def observe(self, record: RoundRecord) -> None:
         """A round of any sequence has ended."""
         self.costs.observe(record, alone=self.checking if self.on else self.now >= self._probe_until)
-        drafting = record.proposal.drafting
+        drafting = record.drafting
         round_trip_s, num_tokens = record.exchange.round_trip_s, min(drafting.num_asked, self.most)
         if self.on and record.num_nodes and num_tokens and round_trip_s and drafting.waited_s:
             ratio = (drafting.waited_s + round_trip_s) / self._seconds(num_tokens)
@@ -166,21 +166,21 @@ class DraftLength:
         """Of a proposal beside the draft, with the chances that its first 1, 2, ... tokens are accepted, the number
         worth verifying, and its goodput. 0: the target alone is faster. ``to_come``: autonomous verdicts in flight,
         after which the proposal must still hold."""
+        if not chances:
+            return 0, 0.0
         costs = self.costs
         to_come = min(to_come, OVERRUN)  # the target is told to stop
         alive = 1.0 if not to_come else (chances[to_come - 1] if to_come <= len(chances) else 0.0)
-        best, best_rate, tokens = 0, 0.0, 1.0
-        for number, chance in enumerate(chances, 1):
-            tokens += chance
-            if (rate := tokens / costs.round_s(number)) > best_rate:
-                best, best_rate = number, rate
+        tokens = expected_tokens(chances, len(chances))
+        best = best_depth(costs, tokens)
+        best_rate = tokens[best] / costs.round_s(best)
         rate = alive * best_rate + (1 - alive) / max(costs.alone_s, costs.round_s(0))
         return (best, best_rate) if rate * costs.alone_s >= ON else (0, 0.0)
 
 
 def best_depth(costs: CostModel, expected: Sequence[float]) -> int:
     """Nodes of an arrived tree that are worth verifying, at least one. ``expected``: tokens of a round by number."""
-    return max(range(1, len(expected)), key=lambda number: expected[number] / costs.round_s(number))
+    return best_number(expected, costs.round_s, range(1, len(expected)))
 
 
 def _moved(means: list[float], values: Sequence[float], weight: float) -> list[float]:

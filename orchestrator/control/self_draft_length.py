@@ -1,7 +1,7 @@
 """How many nodes a target drafts by itself: the number with the most tokens per second, or none.
 
-goodput(k) = E[accepted(k) + 1] / (drafting(n k) + target(n (k + 1))), compared with the target alone. There is no wait
-for another service in it, so rounds stay autonomous.
+The goodput (specdec/speculation/cost.py) is compared with that of the target alone. There is no wait for another
+service in it, so rounds stay autonomous.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from orchestrator.control.cost_model import CostModel, Line
 from orchestrator.rounds import RoundRecord, Source
+from specdec.speculation.cost import best_number
 
 START_NODES = 3
 """Nodes of a self-draft while nothing is known of its costs."""
@@ -41,13 +42,11 @@ class SelfDraftLength:
         costs, first = self.costs, only or min(START_NODES, self.most)
         if not (costs.target_known and self._drafting.known):
             return first, 0.0
-        rates = {
-            number: (1 + self._came_true * (expected[number] - 1)) / self._seconds(number)
-            for number in ([only] if only else range(1, min(self.most, len(expected) - 1) + 1))
-        }
-        best = max(rates, key=rates.__getitem__)
-        if rates[best] * costs.alone_s >= ON:
-            return best, rates[best]
+        tokens = [1 + self._came_true * (number - 1) for number in expected]
+        best = best_number(tokens, self._seconds, [only] if only else range(1, min(self.most, len(tokens) - 1) + 1))
+        rate = tokens[best] / self._seconds(best)
+        if rate * costs.alone_s >= ON:
+            return best, rate
         probes = self._num_rounds % PROBE_EVERY < PROBE_ROUNDS
         return (first if probes else 0), 0.0
 
@@ -67,7 +66,7 @@ class SelfDraftLength:
         accepted tokens."""
         self._num_rounds += 1
         timings = record.timings
-        if record.proposal.source is Source.SELF_DRAFT:
+        if record.source is Source.SELF_DRAFT:
             self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.self_draft_us) / 1e6)
             self._accepted += len(record.accepted) - self._accepted / _MEMORY_ROUNDS
             self._expected += expected - self._expected / _MEMORY_ROUNDS

@@ -105,7 +105,7 @@ class DraftClient:
                 return False
             self._owed_since = None
             self._open(sequence, budget)
-            self._asked = _Asked(0, num_nodes, now, takes_in=True, num_new=num_nodes)
+            self._asked = _Asked(advance=0, num_nodes=num_nodes, at=now, takes_in=True, num_new=num_nodes)
             # Under token and block verification the open requests nothing: the draws need the first token.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
@@ -117,8 +117,8 @@ class DraftClient:
         # The nodes requested with an unanswered open may be half done.
         half_done = not opens and self._asked is not None and self._asked.advance == 0
         num_new = 0 if half_done else max(0, num_nodes - num_there)
-        self._tell(self._lane, sequence, budget, in_flight)
-        self._asked = _Asked(self._advance, num_nodes, now, takes_in, num_new)
+        self._send(self._lane, sequence, budget, in_flight=in_flight)
+        self._asked = _Asked(advance=self._advance, num_nodes=num_nodes, at=now, takes_in=takes_in, num_new=num_new)
         return True
 
     @property
@@ -130,16 +130,16 @@ class DraftClient:
     def catch_up(self, sequence: Sequence) -> None:
         """Request nothing, but send the committed tokens now and then, so that a later request is answered quickly."""
         if self._lane is not None and sequence.base - self._base >= _CATCH_UP_TOKENS:
-            self._tell(self._lane, sequence, Budget())
+            self._send(self._lane, sequence, Budget())
 
-    def _tell(self, lane: Lane, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> None:
+    def _send(self, lane: Lane, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> None:
         self._advance += 1
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
         # A prompt-lookup proposal may reach beyond the draft's context.
         if self._base + max(in_flight.depths, default=0) >= self._context_length:
             in_flight = EMPTY_TREE
-        advance = Advance(self._advance, self._base, new, in_flight, budget)
+        advance = Advance(self._advance, self._base, token_ids=new, in_flight=in_flight, budget=budget)
         allows = self._allowed(sequence, budget, 1 + max(in_flight.depths, default=-1))
         lane.send(write_advance(lane.sequence, advance), allows)
 
@@ -167,7 +167,7 @@ class DraftClient:
         if sequence.keyed_by_token:
             patience_s = min(_PATIENCE_S, deadline_s)
         else:
-            patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * self._replica.slowest_growth_s)
+            patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * self._replica.load.slowest_growth_s)
             patience_s = min(patience_s, _LONGEST_PATIENCE_S)
         try:
             growth: Growth = await self._lane.receive(patience_s - waited_s)
@@ -177,21 +177,21 @@ class DraftClient:
         except SpecdecError as error:
             self._lose(error)
             return None
-        self._observe(self._lane, growth)
+        self._observe_growth(self._lane, growth)
         return growth
 
     def arrived(self) -> Iterator[Growth]:
         """Growths that have arrived, without waiting."""
         while self._lane is not None and self._lane.arrived:
             try:
-                growth: Growth = self._lane.take()
+                growth: Growth = self._lane.next_result()
             except SpecdecError as error:
                 self._lose(error)
                 return
-            self._observe(self._lane, growth)
+            self._observe_growth(self._lane, growth)
             yield growth
 
-    def _observe(self, lane: Lane, growth: Growth) -> None:
+    def _observe_growth(self, lane: Lane, growth: Growth) -> None:
         num_nodes = self._asked.num_nodes if self._asked else 0
         answered = growth.advance == self._advance and bool(growth.end or len(growth.tree) >= num_nodes)
         self._owed_since = None if answered else time.monotonic()
@@ -203,7 +203,7 @@ class DraftClient:
             return  # this growth may answer a later request
         took_s = max(0.0, lane.heard - asked.at)
         if self._replica is not None:
-            self._replica.observe_growth(took_s)
+            self._replica.load.observe_growth(took_s)
         if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new and not asked.takes_in:
             self._answer = asked.num_new, took_s
 
@@ -234,7 +234,7 @@ class DraftClient:
             self._owed_since = self._owed_since or self._asked.at
         if gives_up:
             if self._replica is not None and self._asked is not None:
-                self._replica.observe_growth(now - self._asked.at)  # the next request waits longer
+                self._replica.load.observe_growth(now - self._asked.at)  # the next request waits longer
             self.park()
             self._pause(math.inf)
         elif now - (self._owed_since or now) >= _PATIENCE_S:
@@ -243,14 +243,14 @@ class DraftClient:
 
     def take_answer(self) -> tuple[int, float] | None:
         """The number of tokens and the seconds of the last request that was answered, or was late, since the last call.
-        Requests that the draft answers after much text tell nothing."""
+        Requests that the draft answers after much text show nothing."""
         answer, self._answer = self._answer, None
         return answer
 
     def compare(self, of_one_s: float) -> None:
         """Compare the replica with others by the time of one token, since one may be asked for more than another."""
         if self._replica is not None:
-            self._replica.observe(of_one_s)
+            self._replica.observe_latency(of_one_s)
 
     @property
     def tally(self) -> Tally | None:
@@ -269,7 +269,7 @@ class DraftClient:
             self._replica.eject(reason)
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
-        self._replica = self._pool.pick(needs=sequence.draft_needs)
+        self._replica = self._pool.pick(needs=sequence.request.draft_needs)
         if self._replica is None or sequence.base > self._context_length:
             return
         try:
@@ -279,4 +279,4 @@ class DraftClient:
         self._advance, self._base, self._requested_to = 0, sequence.base, 0
         budget = self._possible(budget) if sequence.keyed_by_token else Budget()
         allows = self._allowed(sequence, budget)
-        lane.open(draft_open(lane.sequence, sequence.spec, budget, self._traceparent), allows)
+        lane.open(draft_open(lane.sequence, sequence.spec, budget, traceparent=self._traceparent), allows)

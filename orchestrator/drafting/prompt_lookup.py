@@ -42,7 +42,7 @@ _MAX_PAUSE = 4
 """Tokens between two searches after many that found nothing: a repetition is seen as well a little later."""
 
 _PREDICTED = 8
-"""The agreement before a prediction, as far as its chances are concerned."""
+"""The agreement before a prediction, for its chances."""
 
 NO_ID = (1 << 32) - 1
 
@@ -59,11 +59,11 @@ class HitRates:
         else:
             self._by_length = [AcceptanceRate(_MEMORY) for _ in _PRIORS]
 
-    def observe(self, num_agreed: int, right: bool) -> None:
+    def count_token(self, num_agreed: int, right: bool) -> None:
         """After ``num_agreed`` tokens."""
         self._by_length[bisect(LENGTHS, num_agreed)].observe(right, 1)
         if self._of_all is not None:
-            self._of_all.observe(num_agreed, right)
+            self._of_all.count_token(num_agreed, right)
 
     def after(self, num_agreed: int) -> float:
         """The chance that the next token is right."""
@@ -136,7 +136,7 @@ class PromptLookup:
     def _score(self, ids: Sequence[int]) -> None:
         """Compare the proposal with the new tokens."""
         if not self._prints:
-            self._prints = bytearray(max(0, len(ids) - _WINDOW))  # what lies before is never searched
+            self._prints = bytearray(max(0, len(ids) - _WINDOW))  # what is before is never searched
         seen = len(self._prints)
         past = self._past = self._copied or ids
         self._prints += _fingerprints(ids[seen:])
@@ -144,7 +144,7 @@ class PromptLookup:
             if not self._source:
                 break
             right = past[self._source] == ids[position]
-            self._rates.observe(self._agreed, right)
+            self._rates.count_token(self._agreed, right)
             self._source += 1
             self._agreed += 1
             if not right or self._source == len(self._copied):
@@ -158,10 +158,10 @@ class PromptLookup:
             return
         start, end, wanted = max(0, size - _WINDOW), size - 1, _SHORTEST
         for _ in range(_MAX_CANDIDATES):
-            found = self._prints.rfind(self._prints[size - wanted :], start, end)
-            if found < 0:
+            match = self._prints.rfind(self._prints[size - wanted :], start, end)
+            if match < 0:
                 break
-            end = found + wanted
+            end = match + wanted
             agreed = agreement(ids, end, ids)
             if agreed >= wanted:
                 self._source, self._agreed, wanted = end, agreed, agreed + 1
@@ -200,8 +200,8 @@ def _fingerprints(ids: Sequence[int]) -> bytes:
 def agreement(past: Sequence[int], end: int, ids: Sequence[int]) -> int:
     """The number of tokens of ``past`` before position ``end`` that equal those at the end of ``ids``, at most LONGEST
     and no more than ``ids`` has."""
-    most = min(end, len(ids), LONGEST)
-    for length in range(most):
+    max_length = min(end, len(ids), LONGEST)
+    for length in range(max_length):
         if past[end - 1 - length] != ids[-1 - length]:
             return length
-    return most
+    return max_length

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens
@@ -26,13 +27,29 @@ _NODES_PER_TURN = 4096
 """Arrived nodes that are taken before other tasks run, about. What is left is taken the next time."""
 
 
+@dataclass(slots=True)
+class _Round:
+    """The round that is prepared and in flight, from one verdict to the next."""
+
+    plan: RoundPlan = field(default_factory=RoundPlan)
+    tree: TokenTree | None = None  # what is verified, if that is known before any wait
+    source: Source | None = None  # of ``tree``
+    max_nodes: int = 0  # of the trie to verify
+    num_wanted: int = 0  # nodes that the round waits for
+    growing: bool = False  # requested nodes are still to come
+    arrived: bool | None = None  # see Drafting
+    is_hit: bool = False
+    num_verifying: int = 0  # nodes being verified: the first ones of the trie
+    may_send: bool = False  # the next round may be sent early
+
+
 class Speculation:
     """The speculation of one sequence. A missing, late or hostile draft is an empty tree.
 
     While the target verifies, the draft may grow ``max_ahead`` nodes more: below the nodes in flight, and at the
-    likeliest corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
-    ``max_siblings`` runners-up are verified beside each node of a chain that the round waits for. ``lookup`` proposes
-    tokens from the text itself. ``chains``: the target verifies these alone, so trees are cut to them.
+    most likely corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
+    ``max_siblings`` further candidates are verified next to each node of a chain that the round waits for. ``lookup``
+    proposes tokens from the text itself. ``chains``: the target verifies these alone, so trees are cut to them.
     """
 
     def __init__(
@@ -52,20 +69,11 @@ class Speculation:
         self._max_siblings = max_siblings
         self._chains = chains
         self._clock = clock
-        self._plan = RoundPlan()
         self._trie = GrowingTree()
         self._base = 0  # position at which the trie hangs
-        self._tree: TokenTree | None = None  # what is verified next, if that is known before any wait
-        self._source: Source | None = None  # its source
-        self._num_nodes = 0  # of the trie to verify next, at most
-        self._num_wanted = 0  # nodes that the round waits for
+        self._round = _Round()
         self._granted = 0  # end of the positions for which tokens were ever requested
-        self._growing = False  # requested nodes are still to come
-        self._arrived: bool | None = None  # see Drafting
-        self._is_hit = False
-        self._num_received = 0
-        self._num_verifying = 0  # nodes being verified: the first ones of the trie
-        self._may_send = False  # the next round may be sent early
+        self._num_received = 0  # nodes since the last proposal
         self._sent: tuple[TokenTree, int] | None = None  # an early round, and the nodes to verify of what is left of it
 
     def advance(self, sequence: Sequence, plan: RoundPlan, verdict: Verdict | None = None) -> None:
@@ -75,37 +83,39 @@ class Speculation:
         left = self._left_in_flight(sequence, verdict)
         if verdict is not None and verdict.refused:
             self._refuse("a token that its distribution does not give")
-        self._reroot(sequence)
-        self._plan, self._arrived, self._growing, self._num_wanted = plan, None, False, 0
-        self._tree, self._source = left, Source.DRAFT if left else None
-        to_come = verdict is not None and verdict.num_autonomous_left > 0
-        if left is None and not to_come:
-            self._choose(sequence)
+        is_hit = self._reroot(sequence)
         waits = next((grant for grant in plan.grants if grant.source is Source.DRAFT and grant.waits), None)
         depth = max((grant.num_tokens for grant in plan.grants if grant.source is Source.DRAFT), default=0)
-        self._num_nodes = depth
-        looked_up = self._source is Source.LOOKUP
-        worth_growing = depth and (not looked_up or self._worth_growing_around(self._tree))
+        self._round = round_ = _Round(plan, left, Source.DRAFT if left else None, max_nodes=depth, is_hit=is_hit)
+        autonomous = verdict is not None and verdict.num_autonomous_left > 0
+        if left is None and not autonomous:
+            self._choose()
+        looked_up = round_.source is Source.LOOKUP
+        worth_growing = depth and (not looked_up or self._worth_growing_around(round_.tree))
         if worth_growing and self._max_ahead and sequence.keyed_by_token:
-            self._grow_ahead(sequence, depth, 0 if self._tree is not None or not waits else waits.num_tokens, to_come)
+            num_wanted = waits.num_tokens if waits and round_.tree is None else 0
+            asked = self._grow_ahead(sequence, depth, num_wanted)
+            # Hits are counted for sequences that can hit: token and block verification always wait.
+            if asked and self._draft.num_advances and not looked_up and not autonomous:
+                round_.arrived = bool(round_.tree)
         elif waits and not looked_up and left is None:
             self._wait_for(sequence, waits)
         else:
             self._draft.catch_up(sequence)
 
     def _left_in_flight(self, sequence: Sequence, verdict: Verdict | None) -> TokenTree | None:
-        """The tree of the early round, as far as it is still valid; None: there is none. An open starts anew."""
+        """What is still valid of the tree of the early round; None: there is none. An open begins again."""
         sent, self._sent = self._sent, None
         if sent is None or verdict is None or not verdict.round or verdict.dropped_round:
             return None
         tree, num_nodes = sent
         return tree.descend(sequence.ids[self._base :]).prefix(num_nodes)
 
-    def _choose(self, sequence: Sequence) -> None:
+    def _choose(self) -> None:
         """The first grant that has tokens before any wait, unless the round first waits for a better one."""
-        for grant in self._plan.grants:
+        for grant in self._round.plan.grants:
             if tree := self._from(grant):
-                self._tree, self._source = tree, grant.source
+                self._round.tree, self._round.source = tree, grant.source
                 return
             if grant.waits:
                 return
@@ -120,17 +130,16 @@ class Speculation:
         """A lookup proposal that is not in doubt hardly needs the draft around it."""
         return bool(self._max_ahead and tree and self._lookup is not None and self._lookup.doubtful(len(tree)))
 
-    def _grow_ahead(self, sequence: Sequence, depth: int, num_wanted: int, to_come: bool) -> None:
-        """Let the draft grow below the tree that is verified next, and at the likeliest corrections."""
-        tree = self._tree or EMPTY_TREE
+    def _grow_ahead(self, sequence: Sequence, depth: int, num_wanted: int) -> bool:
+        """Let the draft grow below the tree that is verified next, and at the most likely corrections. False: there is
+        no draft."""
+        tree = self._round.tree or EMPTY_TREE
         self._put_first(tree)
         # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
         below = min(max(len(tree), depth) + depth + 1, sequence.remaining - 1)
-        budget = Budget(num_wanted, below, self._max_ahead, self._max_siblings if num_wanted else 0)
-        asked = self._request(sequence, budget, tree)
-        # Hits are counted for sequences that can hit: token and block verification always wait.
-        if asked and self._draft.num_advances and self._source is not Source.LOOKUP and not to_come:
-            self._arrived = bool(tree)
+        siblings = self._max_siblings if num_wanted else 0
+        budget = Budget(max_nodes=num_wanted, max_depth=below, max_ahead=self._max_ahead, max_siblings=siblings)
+        return self._request(sequence, budget, tree)
 
     def _put_first(self, tree: TokenTree) -> None:
         """The nodes that are verified next come before all others of the trie."""
@@ -143,102 +152,111 @@ class Speculation:
         self._request(sequence, Budget(grant.num_tokens, grant.num_tokens, max_siblings=siblings), EMPTY_TREE)
 
     def _request(self, sequence: Sequence, budget: Budget, in_flight: TokenTree) -> bool:
-        self._num_wanted = budget.max_nodes
-        self._num_nodes = budget.max_nodes * (1 + budget.max_siblings) or self._num_nodes
+        self._round.num_wanted = budget.max_nodes
+        self._round.max_nodes = budget.max_nodes * (1 + budget.max_siblings) or self._round.max_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
         num_there = 0 if in_flight else max(self._trie.tree.depths, default=-1) + 1
-        asked = self._draft.advance(sequence, budget, in_flight, num_there)
-        self._growing = asked and budget.max_nodes > 0
+        asked = self._draft.advance(sequence, budget, in_flight, num_there=num_there)
+        self._round.growing = asked and budget.max_nodes > 0
         return asked
 
     def _worthwhile(self, tree: TokenTree, num_tokens: int) -> TokenTree:
         """The part of an arrived tree that is verified."""
         tree = self._cut(tree)
-        if not self._plan.round_s:
+        if not self._round.plan.round_s:
             return self._chances.best(tree, num_tokens)
-        return self._chances.most_per_second(tree, self._plan.round_s)
+        return self._chances.most_per_second(tree, self._round.plan.round_s)
 
     def _cut(self, tree: TokenTree, first: int = ROOT) -> TokenTree:
-        """What the target can verify of a tree: all, or below each node from ``first`` on the likeliest chain."""
+        """What the target can verify of a tree: all, or below each node from ``first`` on the most likely chain."""
         return tree.part(tree.most_likely_chains(first)) if self._chains else tree
 
     def next_round(self, sequence: Sequence) -> tuple[TokenTree, int]:
         """The next round before the verdict on this one: a tree below the present base, and how many nodes (the first
         ones) to verify of what the verdict leaves of it. An empty tree: no new node has arrived, or this round may be
         the last one, or rounds must not be sent early."""
-        if not self._may_send:
+        num_verifying = self._round.num_verifying
+        if not self._round.may_send:
             return EMPTY_TREE, 0
-        self._take_arrived(sequence)
+        self._add_arrived(sequence)
         # Of chains one is left, whatever is decided about the nodes in flight.
-        trie = self._cut(self._trie.tree, self._num_verifying)
+        trie = self._cut(self._trie.tree, num_verifying)
         nodes = self._chances.likeliest(trie)[:_MAX_EARLY_NODES]
-        new = next((node for node in nodes if node >= self._num_verifying), None)
-        if new is None or self._num_verifying + 1 >= sequence.remaining:
+        new = next((node for node in nodes if node >= num_verifying), None)
+        if new is None or num_verifying + 1 >= sequence.remaining:
             return EMPTY_TREE, 0
-        depth = max((grant.num_tokens for grant in self._plan.grants), default=1)
-        most = len(self._worthwhile(trie.below(new)[0], depth)) or depth
-        self._sent = trie.part(nodes), most
+        depth = max((grant.num_tokens for grant in self._round.plan.grants), default=1)
+        max_nodes = len(self._worthwhile(trie.below(new)[0], depth)) or depth
+        self._sent = trie.part(nodes), max_nodes
         return self._sent
 
     async def next(self, sequence: Sequence) -> Proposal:
         """The next tree to verify: draft tokens below the last committed token."""
         if not sequence.num_committed:
             return Proposal()  # the target's prefill gives the first token, while the draft makes its own prefill
-        num_asked = self._num_wanted if self._growing else 0
-        waited_s = await self._wait(sequence) if self._growing else None
-        tree, source = self._tree or EMPTY_TREE, self._source
-        if self._tree is None and self._num_wanted:
+        round_ = self._round
+        num_asked = round_.num_wanted if round_.growing else 0
+        waited_s = await self._wait(sequence) if round_.growing else None
+        tree, source = round_.tree or EMPTY_TREE, round_.source
+        if round_.tree is None and round_.num_wanted:
             tree, source = self._after_waiting()
-        self._num_verifying = len(tree)
-        self._may_send = bool(self._max_ahead) and sequence.keyed_by_token and source is not Source.LOOKUP
-        num_received, self._num_received = self._num_received, 0
-        answer = self._draft.take_answer()
-        drafting = Drafting(num_asked, waited_s, answer, self._arrived, self._is_hit, num_received)
+        round_.num_verifying = len(tree)
+        round_.may_send = bool(self._max_ahead) and sequence.keyed_by_token and source is not Source.LOOKUP
+        drafting = Drafting(
+            num_asked=num_asked,
+            waited_s=waited_s,
+            answer=self._draft.take_answer(),
+            arrived=round_.arrived,
+            hit=round_.is_hit,
+            num_received=self._num_received,
+        )
+        self._num_received = 0
         return Proposal(tree, source if tree else None, drafting)
 
     def _after_waiting(self) -> tuple[TokenTree, Source]:
         """What the draft gave; without it, the best of the other grants."""
-        if tree := self._cut(self._trie.tree).prefix(self._num_nodes):
+        if tree := self._cut(self._trie.tree).prefix(self._round.max_nodes):
             if self._chains:  # else it is the first part of the trie already
                 self._put_first(tree)
             return tree, Source.DRAFT
-        others = (self._from(grant) for grant in self._plan.grants if grant.source is Source.LOOKUP)
+        others = (self._from(grant) for grant in self._round.plan.grants if grant.source is Source.LOOKUP)
         return next(others, EMPTY_TREE), Source.LOOKUP
 
-    def _take_arrived(self, sequence: Sequence) -> None:
+    def _add_arrived(self, sequence: Sequence) -> None:
         room = _NODES_PER_TURN
         for growth in self._draft.arrived():
-            self._take(sequence, growth)
+            self._add_growth(sequence, growth)
             room -= 1 + len(growth.tree)
             if room <= 0:
                 return
 
-    def _reroot(self, sequence: Sequence) -> None:
-        self._take_arrived(sequence)
+    def _reroot(self, sequence: Sequence) -> bool:
+        """Whether draft tokens are left below the end of the committed text."""
+        self._add_arrived(sequence)
         left = self._trie.tree.descend(sequence.ids[self._base :]) if sequence.keyed_by_token else EMPTY_TREE
         self._trie = GrowingTree(left)
         self._base = sequence.base
-        self._is_hit = bool(left)
+        return bool(left)
 
     async def _wait(self, sequence: Sequence) -> float:
         """Wait until the requested nodes have arrived or are given up. Returns seconds."""
         started = self._clock()
-        while self._growing:
-            growth = await self._draft.growth(sequence, self._plan.deadline_s, self._clock() - started)
+        while self._round.growing:
+            growth = await self._draft.growth(sequence, self._round.plan.deadline_s, self._clock() - started)
             if growth is None:
-                self._growing = False
+                self._round.growing = False
                 # Half a chain would be a proposal cut because it is late, which would bias the output.
                 if not sequence.keyed_by_token:
                     self._trie = GrowingTree()
             else:
-                self._take(sequence, growth)
-                if self._growing:
+                self._add_growth(sequence, growth)
+                if self._round.growing:
                     await asyncio.sleep(0)  # more may have arrived than one turn of the event loop should take
         return self._clock() - started
 
-    def _take(self, sequence: Sequence, growth: Growth) -> None:
-        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_wanted):
-            self._growing = False
+    def _add_growth(self, sequence: Sequence, growth: Growth) -> None:
+        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._round.num_wanted):
+            self._round.growing = False
         if not growth.tree:
             return None  # for example the answer to an advance that requested nothing
         if not sequence.num_prompt_tokens <= growth.base <= self._base:
@@ -255,7 +273,7 @@ class Speculation:
             grown = TokenTree(grown.token_ids, grown.parents)
         # Nodes that the verdict has made obsolete count as received, too.
         self._num_received += self._trie.add(grown.prefix(self._room)) if grown else len(growth.tree)
-        if not keyed and not (self._trie.tree.is_chain and len(self._trie) <= self._num_nodes):
+        if not keyed and not (self._trie.tree.is_chain and len(self._trie) <= self._round.max_nodes):
             return self._refuse("growths that are not the requested chain")
         return None
 
@@ -272,5 +290,5 @@ class Speculation:
         return grown.descend(sequence.ids[growth.base : self._base])
 
     def _refuse(self, reason: str) -> None:
-        self._growing, self._trie = False, GrowingTree()
+        self._round.growing, self._trie = False, GrowingTree()
         self._draft.eject(reason)

@@ -1,7 +1,7 @@
 """The texts of finished and running requests, searched by prompt lookup: what followed there is proposed in others.
 
 Knows ids and the owner of each text, and shows a text to requests of the same owner alone: else the speed of an answer
-would tell what another owner's said. Does not know what a proposal is worth, and whether it is verified.
+would show what another owner's is. Does not know what a proposal is worth, and whether it is verified.
 
 (Oliaro et al. 2024, "SuffixDecoding". Its suffix tree takes too long in Python. Like Deutsch 1996, RFC 1951, section 4,
 this keeps hashes of the tokens before each position; a hash for each length instead of a chain bounds a search.)
@@ -20,7 +20,7 @@ _BLOCK = 16
 _PORTION = 128
 """New tokens of a text that are written at a time: about a quarter of a millisecond."""
 
-_MOST_AT_A_TIME = 2 * _PORTION
+_MAX_AT_A_TIME = 2 * _PORTION
 
 _MAX_COPIED = 64
 """Tokens after a place that was found. What follows them is found again."""
@@ -35,7 +35,7 @@ class TextHistory:
 
     def __init__(self, num_tokens: int) -> None:
         self.rates = HitRates()  # of all proposals from here
-        size = max(num_tokens, LONGEST + _MOST_AT_A_TIME + _BLOCK) // _BLOCK
+        size = max(num_tokens, LONGEST + _MAX_AT_A_TIME + _BLOCK) // _BLOCK
         self._ids = array("I", [NO_ID]) * (size * _BLOCK)
         self._texts = [(b"", 0)] * size  # of each block: the owner, and where its text ends
         self._next = 0  # block
@@ -43,12 +43,12 @@ class TextHistory:
         self._tables = [(length, array("I", bytes(4 * num_slots))) for length in reversed(LENGTHS)]
         self._mask = num_slots - 1
 
-    def add(self, owner: bytes, ids: Sequence[int], written: int, ended: bool = False) -> int:
+    def write(self, owner: bytes, ids: Sequence[int], written: int, ended: bool = False) -> int:
         """Write the tokens of a text of ``owner`` from position ``written`` on, once they are a portion or the text has
         ``ended``. Returns the position up to which it is written then."""
         if len(ids) - written < (1 if ended else _PORTION):
             return written
-        written = max(written, len(ids) - _MOST_AT_A_TIME)
+        written = max(written, len(ids) - _MAX_AT_A_TIME)
         begin = max(0, written - LONGEST)
         text = array("I", ids[begin:])
         size = len(text) // _BLOCK + 1  # with an id at the end that no text has
@@ -61,8 +61,8 @@ class TextHistory:
         printed, mask = text.tobytes(), self._mask
         for length, table in self._tables:
             width = 4 * length
-            for place in range(max(length, written - begin), len(text)):
-                table[hash(owner + printed[4 * place - width : 4 * place]) & mask] = at + place
+            for index in range(max(length, written - begin), len(text)):
+                table[hash(owner + printed[4 * index - width : 4 * index]) & mask] = at + index
         return len(ids)
 
     def find(self, owner: bytes, ids: Sequence[int], at_least: int) -> tuple[int, Sequence[int]]:

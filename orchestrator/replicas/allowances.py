@@ -13,7 +13,7 @@ from specdec.transport.wire import MAX_SUPPORT
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 MESSAGE = 16
-"""Entries that a verdict, a growth or an error counts for beside its nodes and ids."""
+"""Entries that a verdict, a growth or an error counts for next to its nodes and ids."""
 
 SPARE = MAX_TREE_NODES
 """Entries that are allowed to each sequence anyway: for its error, and for nodes that a draft sends again."""
@@ -81,7 +81,7 @@ class Leftover:
     def __init__(self, now: float) -> None:
         self._left, self._at = 0.0, now
 
-    def add(self, entries: int, now: float) -> None:
+    def add_unused(self, entries: int, now: float) -> None:
         self._left = self._left * 0.5 ** ((now - self._at) / _HALF_LIFE_S) + entries
         self._at = now
 

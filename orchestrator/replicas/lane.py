@@ -1,4 +1,4 @@
-"""One sequence on a stream to a replica: what is said to it, what has arrived, and how much more may come.
+"""One sequence on a stream to a replica: what is sent to it, what has arrived, and how much more may come.
 
 Knows the order of its results; does not know frames, other sequences, and what a result means.
 """
@@ -74,7 +74,7 @@ class Lane:
         """The next result. Raises the SpecdecError that ended the sequence on this replica, or TimeoutError."""
         if not self._inbox:
             await self._arrive(patience_s)
-        return self.take()
+        return self.next_result()
 
     async def arrives(self, within_s: float) -> bool:
         """Whether the next result has arrived, or arrives within ``within_s``."""
@@ -83,7 +83,7 @@ class Lane:
                 await self._arrive(within_s)
         return self.arrived
 
-    def take(self) -> Any:
+    def next_result(self) -> Any:
         """The next result, which has arrived. Raises as ``receive`` does."""
         self.heard, result = self._inbox.popleft()
         if isinstance(result, SpecdecError):

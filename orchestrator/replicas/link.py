@@ -60,7 +60,7 @@ class Link:
         self._stuck_after_s = stuck_after_s
         self._lanes: dict[int, Lane] = {}
         self._next_sequence = 1
-        self._most_lanes = 0
+        self._max_lanes = 0
         self._opens: dict[int, Iterator[Any]] = {}  # by sequence, the messages that are not sent yet; the oldest first
         self._entries: list[Any] = []
         self._closes: list[int] = []
@@ -90,7 +90,7 @@ class Link:
         lane = Lane(self, self._next_sequence)
         self._next_sequence += 1
         self._lanes[lane.sequence] = lane
-        self._most_lanes = max(self._most_lanes, len(self._lanes))
+        self._max_lanes = max(self._max_lanes, len(self._lanes))
         return lane
 
     def open(self, sequence: int, messages: Iterable[Any]) -> None:
@@ -103,7 +103,7 @@ class Link:
 
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
-            self._of_closed.add(lane.allowance, time.monotonic())
+            self._of_closed.add_unused(lane.allowance, time.monotonic())
             self._opens.pop(lane.sequence, None)
             self._entries = [message for message in self._entries if message.sequence != lane.sequence]
             self._closes.append(lane.sequence)
@@ -176,26 +176,27 @@ class Link:
 
         The time of an answer does not matter: a long prefill takes many passes.
         """
-        looked = time.monotonic()
+        polled = time.monotonic()
         # 0.75 + 1/16 of watchdog_s: a silent replica is given up within watchdog_s, after three missed heartbeats.
         every_s = self._watchdog_s / 16
         silence_s = 0.75 * self._watchdog_s
         while True:
             await asyncio.sleep(every_s)
             now = time.monotonic()
-            if not self._waited_for or now - looked > self._watchdog_s / 2:
+            if not self._waited_for or now - polled > self._watchdog_s / 2:
                 # No lane waits, or this process itself stood still.
                 self._heard = self._moved = now
                 for lane in self._lanes.values():
                     lane.known = lane.known and now
-            looked = now
+            polled = now
             if now - self._heard > silence_s:
                 raise WatchdogFired(f"nothing was heard of the replica for {now - self._heard:.1f} s")
             if self._frames.names and now > self._many_ids_until:
-                known = [each.known for each in self._lanes.values() if each.waiting and each.known is not None]
-                if known and now - min(known) > silence_s:
+                waiting = (lane for lane in self._lanes.values() if lane.waiting)
+                known_at = min((lane.known for lane in waiting if lane.known is not None), default=now)
+                if now - known_at > silence_s:
                     # The replica still sends: the connection is cut in one direction, towards the replica.
-                    raise WatchdogFired(f"the replica does not know what it was told {now - min(known):.1f} s ago")
+                    raise WatchdogFired(f"the replica does not know what it was told {now - known_at:.1f} s ago")
             if now - self._moved > max(self._stuck_after_s, 5 * self._slowest_pass_s):
                 raise WatchdogFired(f"the replica made no pass for {now - self._moved:.1f} s", stood_still=True)
 
@@ -209,12 +210,12 @@ class Link:
 
     async def _dispatch(self, response: Any) -> None:
         """Hand over a frame, a part in each turn of the event loop."""
-        self._take_heartbeats(self._frames.heartbeats(response))
+        self._count_heartbeats(self._frames.heartbeats(response))
         room, answers = _ENTRIES_PER_TURN, False
         try:
             for sequence, size, read in self._frames.entries(response):
                 answers = True
-                self._take(sequence, size, read)
+                self._deliver(sequence, size, read)
                 room -= size
                 if room <= 0:
                     room = _ENTRIES_PER_TURN
@@ -224,17 +225,17 @@ class Link:
         if not answers:
             self._use_heartbeats(1.0)
 
-    def _take_heartbeats(self, heartbeats: Sequence[Any]) -> None:
-        self._use_heartbeats(len(heartbeats) / (1 + self._most_lanes))
-        for each in heartbeats:
-            if (lane := self._lanes.get(each.sequence)) is not None and lane.known is not None:
+    def _count_heartbeats(self, heartbeats: Sequence[Any]) -> None:
+        self._use_heartbeats(len(heartbeats) / (1 + self._max_lanes))
+        for heartbeat in heartbeats:
+            if (lane := self._lanes.get(heartbeat.sequence)) is not None and lane.known is not None:
                 lane.known = self._heard
 
     def _use_heartbeats(self, share: float) -> None:
         if not self._heartbeats.use(share, self._heard):
             raise HostileReplica("the replica floods the stream with heartbeats")
 
-    def _take(self, sequence: int, size: int, read: Callable[[], Any]) -> None:
+    def _deliver(self, sequence: int, size: int, read: Callable[[], Any]) -> None:
         """A result of ``size`` entries. It is not read before it is known to be allowed."""
         if (lane := self._lanes.get(sequence)) is not None:
             lane.allowance -= size

@@ -6,40 +6,20 @@ Knows what an open carries; does not know streams, nor why a sequence is opened.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from specdec.core.rounds import Budget
+from specdec.core.rounds import Budget, TargetOpen
 from specdec.core.sequence import SequenceSpec
 from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
 def target_open(
-    number: int,
-    spec: SequenceSpec,
-    model_digest: str,
-    traceparent: str,
-    *,
-    stop_token_ids: Iterable[int] = (),
-    request_age_ms: int = 0,
-    num_preemptions: int = 0,
-    num_logprobs: int | None = None,
-    num_prompt_logprobs: int | None = None,
-    max_self_draft_nodes: int = 0,
+    number: int, open_: TargetOpen, model_digest: str = "", traceparent: str = ""
 ) -> Iterator[target_pb2.TargetOpen]:
     """``number``: that of the sequence within its stream."""
-    for part, more in _parts(spec, model_digest, traceparent):
-        yield target_pb2.TargetOpen(
-            sequence=number,
-            spec=part,
-            more=more,
-            stop_token_ids=stop_token_ids,
-            request_age_ms=request_age_ms,
-            num_preemptions=num_preemptions,
-            num_logprobs=num_logprobs,
-            num_prompt_logprobs=num_prompt_logprobs,
-            max_self_draft_nodes=max_self_draft_nodes,
-        )
+    for part, more in _parts(open_.spec, model_digest, traceparent):
+        yield wire.write_target_open(number, open_, part=part, more=more)
 
 
 def draft_open(number: int, spec: SequenceSpec, budget: Budget, traceparent: str) -> Iterator[draft_pb2.DraftOpen]:

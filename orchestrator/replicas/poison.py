@@ -44,7 +44,9 @@ class Losses:
         """The sequence ended with ``error`` on this process of the replica. Not every error is a loss."""
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining):
             stood_still = isinstance(error, WatchdogFired) and error.stood_still
-            self._losses.append(_Loss(replica, instance, isinstance(error, PassFailed), stood_still))
+            self._losses.append(
+                _Loss(replica, instance, failed_pass=isinstance(error, PassFailed), stood_still=stood_still)
+            )
 
     def answered(self) -> None:
         """A verdict has come: no loss so far was due to the present text."""

@@ -133,7 +133,7 @@ class Pool:
         for address in self._addresses:
             host, _, port = address.rpartition(":")
             try:
-                found = await asyncio.get_running_loop().getaddrinfo(
+                infos = await asyncio.get_running_loop().getaddrinfo(
                     host.strip("[]"), int(port), type=socket.SOCK_STREAM
                 )
             except (OSError, UnicodeError) as error:  # a part of a name may be too long
@@ -141,10 +141,10 @@ class Pool:
                 self.unresolved[address] = f"the name cannot be resolved: {error}"
                 continue
             self.unresolved.pop(address, None)
-            families = {family for family, *_ in found}
+            families = {family for family, *_ in infos}
             # localhost has an IPv4 and an IPv6 address, and a service listens on one of them.
             family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-            self._endpoints[address] = {_joined(where) for fam, _, _, _, where in found if fam == family}
+            self._endpoints[address] = {_joined(where) for fam, _, _, _, where in infos if fam == family}
         wanted = {endpoint: None for endpoints in self._endpoints.values() for endpoint in sorted(endpoints)}
         known = {replica.address for replica in self.replicas}
         for endpoint in wanted:  # in the order in which they are named
@@ -171,21 +171,21 @@ class Pool:
         while True:
             await asyncio.sleep(_COMPARE_EVERY_S)
             before, slow = slow, self._slow(known)
-            known = {replica: replica.num_observed for replica in self.replicas}
+            known = {replica: replica.load.num_observed for replica in self.replicas}
             for replica, why in slow.items():
                 if replica in before:  # a single slow comparison may come from other work on that machine
                     replica.eject(why)
 
     def _slow(self, known: Mapping[Replica, int]) -> dict[Replica, str]:
         """The slow replicas, with the reason, of those with more answers than in ``known``."""
-        timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
+        timed = [(r.load.latency_s, r) for r in self.replicas if r.ready and r.load.latency_s is not None]
         slow = {}
         for latency, replica in timed:
-            if replica.num_observed == known.get(replica, 0):
+            if replica.load.num_observed == known.get(replica, 0):
                 continue
             # A replica with few sequences has short rounds, and is no measure for a busy one.
-            busy = replica.usual_sequences / _LOAD_RATIO
-            fastest = min(other_s for other_s, other in timed if other.usual_sequences >= busy)
+            busy = replica.load.usual_sequences / _LOAD_RATIO
+            fastest = min(other_s for other_s, other in timed if other.load.usual_sequences >= busy)
             if latency > max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
                 slow[replica] = f"{latency * 1e3:.0f} ms a round, another takes {fastest * 1e3:.0f}"
         return slow
@@ -205,7 +205,7 @@ async def _keep(work: Callable[[], Awaitable[None]], what: str) -> None:
         except Exception:
             log.exception("a task has failed; it is started again", extra={"task": what})
         except asyncio.CancelledError:
-            if (own := asyncio.current_task()) is None or own.cancelling():
+            if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             log.error("a task was cancelled from within; it is started again", extra={"task": what})
         await asyncio.sleep(_AGAIN_AFTER_S)

@@ -2,7 +2,7 @@
 
 When a target dies, all its sequences need a prefill elsewhere at once. Together they would delay each other and all
 sequences that are already there. Suspects (sequences that waited for the replica when it failed) replay one at a time:
-if one of them caused the failure, the next failure tells which. A batch of suspects would crash a second replica, and
+if one of them caused the failure, the next failure shows which. A batch of suspects would crash a second replica, and
 finding the cause would take a third. Knows order and number; does not know sequences.
 """
 
@@ -47,14 +47,14 @@ class ReplayGate:
         """Admit as many replays as there is room for."""
         room = PER_REPLICA * max(1, self._num_replicas())
         while sum(self._inside.values()) < room:
-            heads = [
+            first_ones = [
                 (waiting[0], suspect)
                 for suspect, waiting in self._waiting.items()
                 if waiting and not (suspect and self._inside[True])
             ]
-            if not heads:
+            if not first_ones:
                 return
-            _, suspect = min(heads, key=lambda head: head[0][:2])
+            _, suspect = min(first_ones, key=lambda entry: entry[0][:2])
             _, _, admitted = heapq.heappop(self._waiting[suspect])
             if not admitted.done():
                 self._inside[suspect] += 1

@@ -16,32 +16,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.replicas.endpoint import model_info
+from orchestrator.replicas.ejection import Ejection
+from orchestrator.replicas.health import Health
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
+from orchestrator.replicas.load_score import LoadScore
 from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_problem
-from specdec.transport import rpc
+from specdec.transport import rpc, wire
 from specdec.transport.endpoint import is_refused
+from specdec.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
-_FIRST_EJECTION_S = 10.0
-_PROOF_ANSWERS = 64
-_LONGEST_EJECTION_S = 300.0
-_SMOOTHING = 0.1
-_LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
+_INFO_TIMEOUT_S = 2.0
+_LOSSES = ("DRAINING", "EJECTED", "REPLICA_LOST", "WATCHDOG_FIRED")
 _SHORT_STREAM_S = 5.0
 """A stream that ends this early puts its replica on probation, so that not all sequences return to it at once."""
-_LONGEST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 1.0
 """Between streams that end before any response."""
-_UNKNOWN_LATENCY_S = 0.001
-"""Assumed before the first answer. It is small so that a new replica is tried, the least busy one first."""
 
 
 class _NoConnection(ReplicaLost):
@@ -67,8 +64,9 @@ class Role:
     """The differences between targets and drafts for this module."""
 
     name: str
-    connect: Callable[[grpc.aio.Channel, ModelInfo], Link]
-    get_info: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Any, Any]]
+    stub: Callable[[grpc.aio.Channel], Any]
+    connect: Callable[[Any, ModelInfo], Link]
+    """The link of a stub to a model."""
     admit: Callable[[str, ModelInfo], None]
     """Raises SpecdecError if the model at this address cannot be used here."""
     tls: Tls | None = None
@@ -83,23 +81,16 @@ class Replica:
         self.info: ModelInfo | None = None
         self.link: Link | None = None
         self.problem = "not reached yet"
-        self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
-        self.num_observed = 0  # answers in ``latency_s``
-        self.usual_sequences = 0.0  # live sequences during these answers; smoothed in the same way
-        self.slowest_growth_s = 0.0  # about the longest of the last hundred answers of a draft
+        self.health = Health()
+        self.load = LoadScore()
         self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that metrics show the first loss
         self._tokens: tuple[str, tuple[bytes, ...]] = ("", ())  # of a refused instance
         self.num_kv_slots = 0  # of the present or last model at this address; 0: not known
         self.num_refused = 0  # opens refused because the replica was full; each retry counts
         self.tally = Tally()  # used for drafts only
-        self._serving = True
+        self._ejection = Ejection()
         self._ejected = asyncio.Event()
-        self._ejection_s = _FIRST_EJECTION_S
-        self._on_probation = 0  # answers that are missing before it is trusted again
         self._num_silent = 0  # streams in a row that ended before any response
-        self._dead: set[str] = set()  # instances that are known to have ended
-        self._left: set[str] = set()  # instances that announced their end (draining): those did not crash
-        self._fate_known = asyncio.Event()  # set when a connection attempt shows whether the process is alive
 
     @property
     def in_use(self) -> bool:
@@ -109,7 +100,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Usable for new sequences."""
-        return self.in_use and self._serving and not self._ejected.is_set()
+        return self.in_use and self.health.serving and not self._ejected.is_set()
 
     @property
     def why_not(self) -> str:
@@ -120,7 +111,7 @@ class Replica:
             return "its stream has ended"
         if self.link.draining:
             return "it is draining"
-        return "" if self._serving else "it says that it is not serving"
+        return "" if self.health.serving else "it says that it is not serving"
 
     def can(self, needs: frozenset[str]) -> bool:
         """Whether the model behind it has these capabilities."""
@@ -133,7 +124,7 @@ class Replica:
     @property
     def trusted(self) -> bool:
         """False on probation (after an ejection or a short stream) while it has a sequence: it gets one at a time."""
-        return self._on_probation == 0 or (self.link is not None and self.link.num_lanes == 0)
+        return not self._ejection.on_probation or (self.link is not None and self.link.num_lanes == 0)
 
     @property
     def score(self) -> float:
@@ -141,7 +132,7 @@ class Replica:
         if self.link is None:
             return float("inf")
         # The reported load has the sequences of other orchestrators, but not yet this one's newest.
-        return (1 + max(self.link.num_lanes, self.link.load.live_sequences)) * (self.latency_s or _UNKNOWN_LATENCY_S)
+        return self.load.wait_s(max(self.link.num_lanes, self.link.load.live_sequences))
 
     def lane(self) -> Lane:
         if self.link is None:
@@ -168,29 +159,20 @@ class Replica:
         if self.link is not None:
             self.link.observe_pass(pass_s)
 
-    def observe_growth(self, seconds: float) -> None:
-        """A draft answered a request for nodes after so long."""
-        self.slowest_growth_s = max(seconds, 0.99 * self.slowest_growth_s)
-
-    def answered(self) -> None:
+    def count_answer(self) -> None:
         """It gave a valid answer, which shortens its probation."""
-        self._on_probation = max(0, self._on_probation - 1)
+        self._ejection.count_answer()
 
-    def observe(self, latency_s: float) -> None:
+    def observe_latency(self, latency_s: float) -> None:
         """An answer took this long."""
-        self.answered()
-        self.num_observed += 1
-        if self.latency_s is None:
-            self.latency_s, self.usual_sequences = latency_s, self.num_sequences
-        else:
-            self.latency_s += _SMOOTHING * (latency_s - self.latency_s)
-            self.usual_sequences += _SMOOTHING * (self.num_sequences - self.usual_sequences)
+        self.count_answer()
+        self.load.observe_latency(latency_s, self.num_sequences)
 
     def eject(self, reason: str) -> None:
         """Eject it for a while, twice as long each time. Its sequences move to other replicas."""
         if not self._ejected.is_set():
             self._log(logging.WARNING, "replica ejected", reason=reason)
-            self.losses["SET_ASIDE"] += 1
+            self.losses["EJECTED"] += 1
             self.problem = f"ejected: {reason}"
             self._ejected.set()
 
@@ -208,39 +190,38 @@ class Replica:
         """Whether this process has ended. Waits up to ``timeout_s`` for a connection attempt that shows it."""
         if self.link is not None and not self.link.lost:
             timeout_s = 0.0  # connected, either to that process, or to a later one and that process is known to be dead
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._fate_known.wait()
-        return instance in self._dead
+        return await self.health.is_dead(instance, timeout_s)
 
     async def keep_connected(self, changed: Callable[[], None]) -> None:
         """Keep it connected until cancelled. ``changed`` is called whenever it becomes usable or unusable."""
         while True:
             tls_version = tls.version if (tls := self.role.tls) else 0
             async with rpc.channel(self.address, tls, self.role.name) as channel:
+                stub = self.role.stub(channel)
                 try:
-                    info, load = await self._reach(channel, tls_version)
+                    info, load = await self._reach(stub, tls_version)
                 except SpecdecError:
                     continue  # the certificates have changed, and a channel keeps its old ones
-                link = self.role.connect(channel, info)
-                self.info, self.link, self.problem, self._serving = info, link, "", True
+                link = self.role.connect(stub, info)
+                self.info, self.link, self.problem = info, link, ""
+                self.health.start_stream()
                 self.num_kv_slots = load.kv_slots_total
                 self._log(logging.INFO, "replica connected", instance=info.instance)
                 changed()
                 try:
                     await self._carry(channel, link, changed)
                 finally:
-                    self.link, self.latency_s = None, None
+                    self.link, self.load.latency_s = None, None
                     changed()
             if self._num_silent:
-                await asyncio.sleep(min(0.02 * 2.0 ** min(self._num_silent, 9), _LONGEST_PAUSE_S))
+                await asyncio.sleep(min(0.02 * 2.0 ** min(self._num_silent, 9), _MAX_PAUSE_S))
             if self._ejected.is_set():
-                self._on_probation = _PROOF_ANSWERS
-                await asyncio.sleep(self._ejection_s)
-                self._ejection_s = min(2 * self._ejection_s, _LONGEST_EJECTION_S)
+                self._ejection.start_probation()
+                await asyncio.sleep(self._ejection.pause_s)
+                self._ejection.end_pause()
                 self._ejected.clear()
 
-    async def _reach(self, channel: grpc.aio.Channel, tls_version: int) -> tuple[ModelInfo, Load]:
+    async def _reach(self, stub: Any, tls_version: int) -> tuple[ModelInfo, Load]:
         """Connect and check the model; retries until it succeeds. Raises SpecdecError if the certificates change."""
         tls = self.role.tls
         retrying = AsyncRetrying(
@@ -253,19 +234,19 @@ class Replica:
         async for attempt in retrying:
             with attempt:
                 try:
-                    info, load = await model_info(self.role.get_info(channel))
+                    info, load = await _model_info(stub)
                 except ReplicaLost as error:
                     # A broken connection does not show whether the process is alive; a refused one shows its end.
                     if await is_refused(self.address):
-                        self._tell_fate(alive=None)
-                    elif (tls or not self.info) and (trouble := await tls_problem(self.address, tls, self.role.name)):
-                        raise _NoConnection(f"no connection: {trouble}") from error
+                        self.health.note_attempt(self._last_instance, alive=None)
+                    elif (tls or not self.info) and (problem := await tls_problem(self.address, tls, self.role.name)):
+                        raise _NoConnection(f"no connection: {problem}") from error
                     raise
-                self._tell_fate(alive=info.instance)
-                await self._admit(channel, info)
+                self.health.note_attempt(self._last_instance, alive=info.instance)
+                await self._admit(stub, info)
         return info, load
 
-    async def _admit(self, channel: grpc.aio.Channel, info: ModelInfo) -> None:
+    async def _admit(self, stub: Any, info: ModelInfo) -> None:
         """Check the model. If it does not fit, ask for all its tokens, once, so that the refusal can name some."""
         try:
             self.role.admit(self.address, info)
@@ -273,15 +254,17 @@ class Replica:
             if self._tokens[0] != info.instance:
                 self._tokens = info.instance, ()
                 with contextlib.suppress(SpecdecError):  # a very large vocabulary is more than an answer may have
-                    told, _ = await model_info(self.role.get_info(channel), tokens=True)
-                    self._tokens = info.instance, told.tokens
+                    with_tokens, _ = await _model_info(stub, tokens=True)
+                    self._tokens = info.instance, with_tokens.tokens
             self.role.admit(self.address, dataclasses.replace(info, tokens=self._tokens[1]))
 
     async def _carry(self, channel: grpc.aio.Channel, link: Link, changed: Callable[[], None]) -> None:
-        self._fate_known.clear()
         started = time.monotonic()
         stream = asyncio.create_task(link.run())
-        others = {asyncio.create_task(self._ejected.wait()), asyncio.create_task(self._watch_health(channel, changed))}
+        others = {
+            asyncio.create_task(self._ejected.wait()),
+            asyncio.create_task(self.health.watch(channel, self.instance, changed)),
+        }
         try:
             pending: set[asyncio.Task[Any]] = {stream, *others}
             while True:
@@ -298,9 +281,9 @@ class Replica:
                 self.problem = str(error)
                 self.losses[error.reason if isinstance(error, SpecdecError) else "REPLICA_LOST"] += 1
                 if link.draining:
-                    self._left.add(self.instance)
+                    self.health.note_draining(self.instance)
                 elif lived_s < _SHORT_STREAM_S or (isinstance(error, WatchdogFired) and error.stood_still):
-                    self._on_probation = _PROOF_ANSWERS
+                    self._ejection.start_probation()
                 self._log(logging.WARNING, "replica lost", reason=str(error))
                 if isinstance(error, HostileReplica):
                     self.eject(str(error))
@@ -308,25 +291,7 @@ class Replica:
             for task in (stream, *others):
                 task.cancel()
             await asyncio.gather(stream, *others, return_exceptions=True)
-        if time.monotonic() - started > 2 * self._ejection_s:
-            self._ejection_s = _FIRST_EJECTION_S  # the stream lasted long enough
-
-    async def _watch_health(self, channel: grpc.aio.Channel, changed: Callable[[], None]) -> None:
-        """Watch the health service. NOT_SERVING: no new sequences; open ones continue."""
-        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        try:
-            async for response in call:
-                self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
-                if self._serving:
-                    self._left.discard(self.instance)  # it did not end after all: a long pass made it NOT_SERVING
-                else:
-                    self._left.add(self.instance)
-                changed()
-        except grpc.aio.AioRpcError:
-            self._serving = True  # without a health watch: the end of the stream shows itself
-            changed()
-        finally:
-            call.cancel()
+        self._ejection.end_stream(time.monotonic() - started)
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -334,11 +299,19 @@ class Replica:
             self._log(logging.ERROR, "replica refused", reason=str(error))
         self.problem = str(error)
 
-    def _tell_fate(self, alive: str | None) -> None:
-        """A connection attempt found the instance ``alive``, or no process (None): a different known one has ended."""
-        if self.info is not None and self.info.instance not in (alive, *self._left):
-            self._dead.add(self.info.instance)
-        self._fate_known.set()
+    @property
+    def _last_instance(self) -> str | None:
+        return self.info.instance if self.info is not None else None
 
     def _log(self, level: int, message: str, **extra: Any) -> None:
         log.log(level, message, extra={"role": self.role.name, "address": self.address, **extra})
+
+
+async def _model_info(stub: Any, tokens: bool = False) -> tuple[ModelInfo, Load]:
+    """The model of an endpoint and its load; ``tokens``: with all its tokens. Raises SpecdecError."""
+    request = common_pb2.GetModelInfoRequest(tokens=tokens)
+    try:
+        response: common_pb2.GetModelInfoResponse = await stub.GetModelInfo(request, timeout=_INFO_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        raise rpc.error_of(error) from error
+    return wire.read_info(response.model), wire.read_load(response.load)

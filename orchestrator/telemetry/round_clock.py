@@ -1,4 +1,4 @@
-"""The time of a sequence's rounds, split into parts, measured beside the loop.
+"""The time of a sequence's rounds, split into parts, measured next to the loop.
 
 Knows when the loop asks its target, gets the answer, puts its chunk and continues; does not know what a round decides.
 The parts of a split add up to the time that passed.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from orchestrator.rounds import Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
-from orchestrator.target_client import TargetClient
+from orchestrator.verifying.target_client import TargetClient
 from specdec.core.rounds import Timings, Verdict
 
 
@@ -35,26 +35,12 @@ class Split:
 
     @property
     def total(self) -> float:
-        return (
-            self.draft
-            + self.network
-            + self.queue
-            + self.model_pass
-            + self.sample
-            + self.open
-            + self.orchestrator
-            + self.client
-        )
+        seconds: float = sum(getattr(self, part) for part in PARTS)
+        return seconds
 
     def add(self, other: Split) -> None:
-        self.draft += other.draft
-        self.network += other.network
-        self.queue += other.queue
-        self.model_pass += other.model_pass
-        self.sample += other.sample
-        self.open += other.open
-        self.orchestrator += other.orchestrator
-        self.client += other.client
+        for part in PARTS:
+            setattr(self, part, getattr(self, part) + getattr(other, part))
 
 
 PARTS = tuple(field.name for field in fields(Split))
@@ -66,14 +52,12 @@ class RoundClock:
     def __init__(self, target: TargetClient) -> None:
         self._target = target
         self._continued = self._asked = self._answered = time.monotonic()
-        self._own_s = self._client_s = 0.0  # since the last split
+        self._work_s = self._client_s = 0.0  # since the last split
         self._handing = 0.0
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         self._asked = time.monotonic()
-        verdict = await self._target.verify(
-            sequence, proposal.tree, plan.num_autonomous, plan.next_round_after_s, plan.self_draft_nodes
-        )
+        verdict = await self._target.verify(sequence, proposal.tree, plan)
         self._answered = time.monotonic()
         return verdict, RoundRecord.of(proposal, verdict, self._target.exchange)
 
@@ -83,7 +67,7 @@ class RoundClock:
         waited_s = self._answered - self._asked
         split = Split(
             draft=self._asked - self._continued,
-            orchestrator=self._own_s + now - self._answered,
+            orchestrator=self._work_s + now - self._answered,
             client=self._client_s,
         )
         if record.number:
@@ -95,17 +79,17 @@ class RoundClock:
     def hands_over(self) -> None:
         """The chunk is ready: the time from now on is the client's."""
         now = time.monotonic()
-        self._own_s = now - self._handing
+        self._work_s = now - self._handing
         self._handing = now
 
-    def goes_on(self, handed_over: bool) -> None:
+    def continues(self, handed_over: bool) -> None:
         """The loop continues with its next round."""
         self._continued = time.monotonic()
         since_s = self._continued - self._handing
         if handed_over:
             self._client_s = since_s
         else:
-            self._own_s, self._client_s = since_s, 0.0
+            self._work_s, self._client_s = since_s, 0.0
 
 
 def _share(split: Split, waited_s: float, timings: Timings) -> None:

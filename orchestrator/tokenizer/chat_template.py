@@ -72,9 +72,9 @@ class ChatTemplate:
         if files.template is not None:
             sources = {_DEFAULT: read_text(files.template)}
         elif isinstance(named := config.get("chat_template"), list):
-            if not all(isinstance(each, dict) and each.keys() >= {"name", "template"} for each in named):
+            if not all(isinstance(entry, dict) and entry.keys() >= {"name", "template"} for entry in named):
                 raise ValueError(f"{files.config}: chat_template has templates without a name or a text")
-            sources = {str(each["name"]): str(each["template"]) for each in named}
+            sources = {str(entry["name"]): str(entry["template"]) for entry in named}
         else:
             sources = {_DEFAULT: named} if isinstance(named, str) else {}
         return ChatTemplate(sources, special_tokens(config)) if sources else None
@@ -106,22 +106,22 @@ class ChatTemplate:
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that a tokenizer_config.json names, by their key, such as bos_token."""
-    found = {}
+    tokens = {}
     for key, value in config.items():
         token = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(token, str):
-            found[key] = token
-    return found
+            tokens[key] = token
+    return tokens
 
 
 def _bounded(parts: Any) -> str:
-    found, length = [], 0
+    texts, length = [], 0
     for part in parts:
-        found.append(part)
+        texts.append(part)
         length += len(part)
         if length > MAX_RENDERED:
             raise InvalidArgument([("chat", f"the prompt that the chat template makes is over {MAX_RENDERED} long")])
-    return "".join(found)
+    return "".join(texts)
 
 
 def _cut(text: str) -> str:

@@ -18,7 +18,7 @@ _KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The values of absent fields. Where nothing is said they change nothing."""
+    """The values of absent fields. By default they change nothing."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -36,12 +36,12 @@ class Defaults:
             given["temperature"] = 0.0
         try:
             values = {key: int(value) if key == "top_k" else float(value) for key, value in given.items()}
-            found = Defaults(**cast(dict[str, Any], values))
-            problems = sampling_problems(SamplingParams(**{key: getattr(found, key) for key in _KEYS}), 0)
-            if found.top_k < 0:
-                problems.append(("top_k", f"must be at least 0, not {found.top_k}"))
+            defaults = Defaults(**cast(dict[str, Any], values))
+            problems = sampling_problems(SamplingParams(**{key: getattr(defaults, key) for key in _KEYS}), 0)
+            if defaults.top_k < 0:
+                problems.append(("top_k", f"must be at least 0, not {defaults.top_k}"))
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{file} has a value of another kind: {error}") from error
         if problems:
             raise ValueError(f"{file}: {problems[0][0]} {problems[0][1]}")
-        return found
+        return defaults

@@ -50,6 +50,6 @@ def _fetched(name: str, revision: str) -> TokenizerFiles:
         raise ValueError(f"{what}{why_not_given(error, revision)}") from error
     if not (directory / TOKENIZER).is_file():
         raise ValueError(f"--tokenizer: the hub's {name} has no {TOKENIZER}")
-    found = find(str(directory))
-    assert found is not None, "a name that is not empty"
-    return found
+    files = find(str(directory))
+    assert files is not None, "a name that is not empty"
+    return files

@@ -68,7 +68,10 @@ def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|
     os.execve(sys.executable, python_command(module, *context.args), environment())
 
 
-bench = typer.Typer(help="Run a benchmark. Each has its own flags (see bench rounds --help). Needs a checkout.")
+bench = typer.Typer(
+    help="Run a benchmark. Needs a checkout. Comparisons take your models (--target, --draft, --head) or what is"
+    " running (--url, --address); see bench tasks --help."
+)
 app.add_typer(bench, name="bench", no_args_is_help=True)
 train = typer.Typer(help="Train what drafts for a target. Each has its own flags. Needs a checkout.")
 app.add_typer(train, name="train", no_args_is_help=True)
@@ -81,12 +84,11 @@ BENCHES = {
     "engines": "Comparison with vLLM, and of the engines.",
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
-    "load": "What drafting gives at growing load, next to the formula, with table models.",
+    "load": "What drafting gives at growing load: of a pair of yours, or of table models.",
     "drafts": "What smaller and larger drafts of a target are worth.",
-    "heads": "Tokens per pass of a target with its head.",
+    "heads": "Tokens per pass of a target that drafts by itself.",
     "tasks": "Methods of drafting on tasks of a chat model.",
     "plan": "Predictions of specdec plan, compared with a deployment.",
-    "soak": "Growth of resources over many requests.",
     "differential": "Random requests with and without speculation, compared field by field.",
     "gateway": "What HTTP costs, compared with gRPC.",
 }

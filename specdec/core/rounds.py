@@ -6,11 +6,26 @@ tokens up), answered by growths (nodes down).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOpen:
+    """A sequence to open at a target, and what it is asked for. ``stop_token_ids`` end autonomous decoding."""
+
+    spec: SequenceSpec
+    stop_token_ids: frozenset[int] = frozenset()
+    age_s: float = 0.0  # of the request; a replay keeps it
+    num_preemptions: int = 0  # of this sequence so far, on any target
+    num_logprobs: int | None = None  # most likely tokens next to each token; None: no logprobs
+    num_prompt_logprobs: int | None = None
+    max_self_draft_nodes: int = 0  # see Round.self_draft_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,7 @@ class Round:
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Log-softmax of the target's own logits at consecutive positions: of each token, and of the ``num_top`` most
-    likely ones. The latter are flat, position after position, the likeliest first; of equal ones the lowest id first.
+    likely ones. The latter are flat, position after position, the most likely first; of equal ones the lowest id first.
     """
 
     logprobs: Sequence[float]
@@ -55,11 +70,12 @@ class Logprobs:
     @staticmethod
     def joined(parts: Sequence[Logprobs]) -> Logprobs:
         """Those of consecutive parts."""
-        every: tuple[list[float], list[int], list[float]] = ([], [], [])
-        for part in parts:
-            for joined, numbers in zip(every, (part.logprobs, part.top_ids, part.top_logprobs), strict=True):
-                joined += numbers  # type: ignore[operator]
-        return Logprobs(*every)
+        chain = itertools.chain.from_iterable
+        return Logprobs(
+            list(chain(part.logprobs for part in parts)),
+            list(chain(part.top_ids for part in parts)),
+            list(chain(part.top_logprobs for part in parts)),
+        )
 
     @property
     def num_top(self) -> int:
@@ -94,7 +110,7 @@ class Verdict:
     dropped_round: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
     refused: bool = False  # the tree was not verified: the draft says that it drew a token which it cannot have drawn
     logprobs: Logprobs | None = None
-    num_cached_tokens: int = 0  # of an open: its tokens that were found in the cache
+    num_cached_tokens: int = 0  # of an open: its tokens that were in the cache
     prompt_logprobs: Logprobs | None = None  # of an open, if requested: of the prompt's tokens but the first
     self_draft: TokenTree = EMPTY_TREE  # the tree that the target drafted itself; ``accepted`` are its nodes
 
@@ -102,7 +118,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much may be drafted until the next advance: new nodes, depth below base, nodes below the tree in flight,
-    and runners-up beside each new node."""
+    and further candidates next to each new node."""
 
     max_nodes: int = 0
     max_depth: int = 0
@@ -155,7 +171,7 @@ LOGPROBS = "logprobs"
 """The capability of a target that returns logprobs."""
 
 MAX_LOGPROBS = 20
-"""Most likely tokens beside each token, at most."""
+"""Most likely tokens next to each token, at most."""
 
 AUTONOMOUS = "autonomous"
 """The capability of a target that decodes autonomously and says how many autonomous verdicts follow."""
@@ -174,7 +190,7 @@ AHEAD = "ahead"
 """The capability of a draft that grows below the tree in flight."""
 
 SIBLINGS = "siblings"
-"""The capability of a draft that proposes runners-up beside its chain."""
+"""The capability of a draft that proposes further candidates next to its chain."""
 
 CACHE_SALT = "cache_salt"
 """The capability of a service that shares cached keys and values only between sequences with the same salt."""

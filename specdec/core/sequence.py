@@ -19,6 +19,15 @@ class Method(Enum):
     TOKEN = "token"
     BLOCK = "block"
 
+    def keyed_by_token(self, temperature: float) -> bool:
+        """True under greedy and coupled sampling: the output does not depend on the proposal.
+
+        Only then may a proposal be grown ahead, cut, dropped or sent late, and may an output be resumed. Token and
+        block verification correct for the distribution a chain was drawn from, so the chain must be verified as it was
+        drawn.
+        """
+        return temperature == 0.0 or self is Method.COUPLED
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -96,9 +105,5 @@ class SequenceSpec:
 
     @property
     def keyed_by_token(self) -> bool:
-        """True under greedy and coupled sampling: the output does not depend on the proposal.
-
-        Only then may a proposal be grown ahead, cut, dropped or sent late. Token and block verification correct
-        for the distribution a chain was drawn from, so the chain must be verified as it was drawn.
-        """
-        return self.sampling.greedy or self.method is Method.COUPLED
+        """See Method.keyed_by_token."""
+        return self.method.keyed_by_token(self.sampling.temperature)

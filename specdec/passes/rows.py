@@ -40,6 +40,20 @@ class Segment:
     num_further: int = 0
     draw: Draw | None = None
 
+    @classmethod
+    def chain(
+        cls,
+        token_ids: Sequence[int],
+        num_context: int,
+        block_table: Sequence[int],
+        *,
+        logit_rows: Sequence[int] = (),
+        exact: bool = True,
+    ) -> Segment:
+        """Rows one after the other."""
+        parents = range(-1, len(token_ids) - 1)
+        return cls(token_ids, parents, num_context, block_table=block_table, logit_rows=logit_rows, exact=exact)
+
     @property
     def num_kept(self) -> int:
         """Number of rows from earlier passes."""

@@ -1,5 +1,5 @@
-"""Simulates deployments: how many drafts a target needs, how much to draft, the speed, and the sustainable load.
+"""``specdec plan``: the speed of a deployment, how much to draft and how many drafts, by the formula of the policy.
 
-Imports core, speculation, passes.prefill and server.batch_delay; runs no model and opens no socket.
-Start at scenario.py (the input), then simulation.py; sizing.py runs many simulations, command.py is specdec plan.
+Imports core and speculation; runs no model and opens no socket.
+Start at deployment.py.
 """

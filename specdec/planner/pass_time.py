@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
-from itertools import pairwise
-
-from specdec.passes.prefill import MIN_ROWS, Chunk
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,6 @@ class PassTime:
     """
 
     points: tuple[tuple[float, float], ...]
-    _cache: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         rows = [point[0] for point in self.points]
@@ -34,12 +32,6 @@ class PassTime:
         """``base_s`` per pass plus ``row_s`` per row."""
         return PassTime(((0.0, base_s), (1.0, base_s + row_s)))
 
-    def chunk(self) -> Chunk:
-        """The chunk limit as a service finds it when it loads its model (ModelRunner.measure_chunk)."""
-        chunk = Chunk(MIN_ROWS)
-        chunk.observe(MIN_ROWS, self.seconds(MIN_ROWS))
-        return chunk
-
     @staticmethod
     def parse(text: str) -> PassTime:
         """Parse milliseconds: "20" (a pass), "20+0.05" (and each row) or "1:20,64:22" (rows:ms). Raises ValueError."""
@@ -53,14 +45,23 @@ class PassTime:
             reason = str(error) if "rows" in str(error) else "not MS, MS+MS or ROWS:MS,ROWS:MS,..."
             raise ValueError(f"{text!r}: {reason}") from None
 
-    def seconds(self, rows: int) -> float:
-        """The time of a pass with ``rows`` rows."""
-        found = self._cache.get(rows)
-        if found is None:
-            found = self._cache[rows] = self._seconds(rows)
-        return found
+    @staticmethod
+    def read(file: str) -> PassTime:
+        """Read measured passes: a line for each, with its rows and its seconds. Equal rows are averaged. More rows than
+        those of a slower measurement are taken to be as slow, because measurements scatter. Raises ValueError."""
+        try:
+            lines = [line.replace(",", " ").split() for line in Path(file).read_text().splitlines() if line.strip()]
+            measured = [(float(rows), float(seconds)) for rows, seconds in lines]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file}: no lines of ROWS SECONDS: {error}") from None
+        by_rows: dict[float, list[float]] = {}
+        for rows, seconds in sorted(measured):
+            by_rows.setdefault(rows, []).append(seconds)
+        means = accumulate((sum(times) / len(times) for times in by_rows.values()), max)
+        return PassTime(tuple(zip(by_rows, means, strict=True)))
 
-    def _seconds(self, rows: float) -> float:
+    def seconds(self, rows: float) -> float:
+        """The time of a pass with ``rows`` rows."""
         points = self.points
         if rows <= points[0][0] or len(points) == 1:
             return points[0][1]

@@ -82,7 +82,8 @@ class ModelServer:
         self._watch: asyncio.Task[str] | None = None
         register(servicer, self._server.grpc)
         name = service.rpartition(".")[2].removesuffix("Service").lower()
-        model_metrics.observe(name, servicer.info, lambda: servicer.streams.load, lambda: servicer.streams.busy_s)
+        streams = servicer.streams
+        model_metrics.observe(name, servicer.info, load=lambda: streams.load, busy_s=lambda: streams.busy_s)
         self._process_metrics = ProcessMetrics(name)
 
     @property

@@ -29,7 +29,7 @@ class Key(NamedTuple):
     sequence: int
 
 
-def nothing() -> None:
+def noop() -> None:
     """Do nothing."""
 
 
@@ -52,8 +52,8 @@ class Engine(Protocol):
     def close(self, key: Key) -> None:
         """Release all memory of the sequence at once. Unknown keys are ignored."""
 
-    def hold(self, stream: int, held: bool) -> None:
-        """Apply backpressure: while ``held``, compute only unanswered entries for the stream's sequences."""
+    def pause(self, stream: int, paused: bool) -> None:
+        """Apply backpressure: while ``paused``, compute only unanswered entries for the stream's sequences."""
 
     def drain(self) -> None:
         """From now on, refuse opens, and end a sequence with Draining once it has no unanswered entry."""
@@ -62,11 +62,11 @@ class Engine(Protocol):
     def idle(self) -> bool: ...
 
     @property
-    def rest_s(self) -> float:
+    def batch_delay_s(self) -> float:
         """The batching delay: seconds for which the next pass should wait for more orders; 0 for none."""
 
-    def step(self, look: Callable[[], None] = nothing) -> Results:
-        """Run one pass for all waiting sequences. Before it returns, an engine may call ``look``, which carries out
+    def step(self, poll: Callable[[], None] = noop) -> Results:
+        """Run one pass for all waiting sequences. Before it returns, an engine may call ``poll``, which carries out
         the orders that came during the pass. Raises only if nothing could be computed for any of the sequences."""
 
     def request_yield(self, requested: bool) -> None:
@@ -114,8 +114,8 @@ class StepLoop:
     def close(self, key: Key) -> None:
         self._orders.append((self._close, (key,)))
 
-    def hold(self, stream: int, held: bool) -> None:
-        self._orders.append((self.engine.hold, (stream, held)))
+    def pause(self, stream: int, paused: bool) -> None:
+        self._orders.append((self.engine.pause, (stream, paused)))
 
     def drain(self) -> None:
         self._orders.append((self.engine.drain, ()))
@@ -171,11 +171,11 @@ class StepLoop:
             # Cleared before the inbox is read, so that orders which come later request a yield again.
             self.engine.request_yield(self._stopping)
             self._carry_out_posted()
-            rest_s = self._rest_s()
-            if rest_s and not self.engine.idle:
+            batch_delay_s = self._batch_delay_s()
+            if batch_delay_s and not self.engine.idle:
                 self.busy_since = None
                 with contextlib.suppress(queue.Empty):
-                    self._carry_out(self._inbox.get(timeout=rest_s))
+                    self._carry_out(self._inbox.get(timeout=batch_delay_s))
                 continue
             started = time.perf_counter()
             results = self._step()
@@ -184,9 +184,9 @@ class StepLoop:
         self._carry_out_posted()  # closes sequences, because the model may be used again elsewhere
         self.busy_since = None
 
-    def _rest_s(self) -> float:
+    def _batch_delay_s(self) -> float:
         try:
-            return self.engine.rest_s
+            return self.engine.batch_delay_s
         except Exception:  # a failed optimisation must not end the model's thread
             log.exception("the batching delay could not be computed; the pass begins at once")
             return 0.0

@@ -31,7 +31,7 @@ _MESSAGES_PER_TURN = 256
 """Messages of a frame that are processed before other tasks run: a frame may have a million messages."""
 
 _MAX_UNREAD = 16
-"""Unread results per live sequence above which a stream is held (backpressure)."""
+"""Unread results per live sequence above which a stream is paused (backpressure)."""
 
 
 class Codec(Protocol):
@@ -121,8 +121,8 @@ class StreamServer:
             async for frame in frames:
                 for _ in stream.take(frame):
                     await asyncio.sleep(0)
-                    await stream.not_held.wait()
-                await stream.not_held.wait()
+                    await stream.not_paused.wait()
+                await stream.not_paused.wait()
         except SpecdecError as error:
             stream.failure = error
         except Exception:
@@ -154,16 +154,16 @@ class _Stream:
         self._heartbeat_due = False
         self._half_closed = False
         self.writing = False
-        self.not_held = asyncio.Event()
-        self.not_held.set()
+        self.not_paused = asyncio.Event()
+        self.not_paused.set()
         self._tracer = trace.get_tracer("specdec")
 
     # --- from the peer ---
 
     def take(self, frame: Any) -> Iterator[None]:
-        """Process a request frame. Yields when other tasks should run, or while the stream is held."""
+        """Process a request frame. Yields when other tasks should run, or while the stream is paused."""
         for number, _ in enumerate(self._take_in(frame), 1):
-            if number % _MESSAGES_PER_TURN == 0 or not self.not_held.is_set():
+            if number % _MESSAGES_PER_TURN == 0 or not self.not_paused.is_set():
                 self._loop.post()
                 yield
         self._loop.post()
@@ -229,7 +229,7 @@ class _Stream:
     def end_all(self) -> None:
         for sequence in [*self._live, *self._partial]:
             self._end(sequence)
-        self._hold(False)
+        self._pause(False)
         self._loop.post()
 
     # --- to the peer ---
@@ -253,14 +253,14 @@ class _Stream:
         self._outbox.append((sequence, result))
         self._wake.set()
         if len(self._outbox) > _MAX_UNREAD * max(1, len(self._live)):
-            self._hold(True)
+            self._pause(True)
 
-    def _hold(self, held: bool) -> None:
-        """Start or end backpressure. A held stream reads no more requests, and its sequences compute nothing
+    def _pause(self, paused: bool) -> None:
+        """Start or end backpressure. A paused stream reads no more requests, and its sequences compute nothing
         autonomously. The outbox stays bounded, because only entries that were already read add to it."""
-        if held == self.not_held.is_set():
-            (self.not_held.clear if held else self.not_held.set)()
-            self._loop.hold(self.number, held)
+        if paused == self.not_paused.is_set():
+            (self.not_paused.clear if paused else self.not_paused.set)()
+            self._loop.pause(self.number, paused)
             self._loop.post()
 
     def _event(self, result: Any) -> tuple[str, dict[str, Any]]:
@@ -294,5 +294,5 @@ class _Stream:
             return None
         unanswered = sorted(self.unanswered) if self._heartbeat_due else []
         outbox, self._outbox, self._heartbeat_due = self._outbox, [], False
-        self._hold(False)
+        self._pause(False)
         return outbox, unanswered

@@ -7,12 +7,12 @@ token and block verification a proposal must not depend on it.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.speculation.cost import best_number, expected_tokens
 
 PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 """Initial share of right guesses per rank where all guesses of lower rank were wrong. The first is the acceptance of a
@@ -167,9 +167,10 @@ class AcceptanceModel:
         round with 0, 1, ... nodes takes; its length limits the nodes."""
         chances = self._of_nodes(tree)
         nodes = sorted(range(len(tree)), key=lambda node: -chances[node])[: len(rounds) - 1]
-        expected = itertools.accumulate((chances[node] for node in nodes), initial=1.0)
-        promised = [tokens / seconds for tokens, seconds in zip(expected, rounds, strict=False)]
-        return tree.part(nodes[: promised.index(max(promised[1:]))]) if nodes else EMPTY_TREE
+        tokens = expected_tokens((chances[node] for node in nodes), len(nodes))
+        return (
+            tree.part(nodes[: best_number(tokens, rounds.__getitem__, range(1, len(tokens)))]) if nodes else EMPTY_TREE
+        )
 
     def _of_nodes(self, tree: TokenTree) -> list[float]:
         """The probability of each node to be committed."""
@@ -186,14 +187,3 @@ class AcceptanceModel:
             of_ranks = self.at_confidence(confidences.get(parent, 0))
             chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
         return chances
-
-
-def best_chances(of_ranks: Sequence[float]) -> Iterator[float]:
-    """Probabilities of the first, second, ... node of the most likely tree, of unlimited size."""
-    heap = [(-of_ranks[0], 1.0, 0)]
-    while True:
-        chance, above, rank = heapq.heappop(heap)
-        yield -chance
-        heapq.heappush(heap, (chance * of_ranks[0], -chance, 0))
-        if rank + 1 < len(of_ranks):
-            heapq.heappush(heap, (-above * of_ranks[rank + 1], above, rank + 1))

@@ -17,14 +17,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from specdec.core.device import indices, numbers
 
-_Each = TypeVar("_Each")
+_Item = TypeVar("_Item")
+
+
+class _Chains(NamedTuple):
+    """The arguments of `verify_token`, in float64."""
+
+    target_probs: Tensor
+    draft_probs: Tensor
+    token_ids: Sequence[int]
+    num_nodes: Sequence[int]
 
 
 def verify_token(
@@ -41,13 +50,12 @@ def verify_token(
     and weights [chains, vocab] proportional to the distribution of the token after them, in float64.
     Raises ValueError if a draft token has probability 0 in its draft row.
     """
-    target_probs, draft_probs = target_probs.double(), draft_probs.double()
+    chains = _Chains(target_probs.double(), draft_probs.double(), token_ids, num_nodes=num_nodes)
     accepted = []
-    scored = _scored(target_probs, draft_probs, token_ids, num_nodes)
-    for of_chain, uniforms in zip(scored, _by_chain(accept_uniforms.tolist(), num_nodes), strict=True):
-        passed = [uniform < target / draft for (target, draft), uniform in zip(of_chain, uniforms, strict=True)]
+    for scores, uniforms in zip(_scored(chains), _by_chain(accept_uniforms.tolist(), num_nodes), strict=True):
+        passed = [uniform < target / draft for (target, draft), uniform in zip(scores, uniforms, strict=True)]
         accepted.append([*passed, False].index(False))
-    return accepted, _following(target_probs, draft_probs, num_nodes, accepted, [1.0] * len(accepted))
+    return accepted, _following(chains, accepted, [1.0] * len(accepted))
 
 
 def verify_block(
@@ -61,19 +69,19 @@ def verify_block(
 
     Arguments, result and errors are those of `verify_token`.
     """
-    target_probs, draft_probs = target_probs.double(), draft_probs.double()
+    chains = _Chains(target_probs.double(), draft_probs.double(), token_ids, num_nodes=num_nodes)
     # Per chain the probability ratios of x_1..x_i, target to draft, cut at 1 after each factor.
     joints = []
-    for of_chain in _scored(target_probs, draft_probs, token_ids, num_nodes):
+    for scores in _scored(chains):
         joint = [1.0]
-        for target, draft in of_chain:
+        for target, draft in scores:
             joint.append(min(1.0, joint[-1] * target / draft))
         joints.append(joint)
-    left_over = _left_over(target_probs, draft_probs, joints, num_nodes)
     uniforms = _by_chain(accept_uniforms.tolist(), num_nodes)
-    accepted = [_last_success(*each) for each in zip(joints, left_over, uniforms, strict=True)]
+    left_over = _left_over(chains, joints)
+    accepted = [_last_success(*chain) for chain in zip(joints, left_over, uniforms, strict=True)]
     scales = [joint[num] for joint, num in zip(joints, accepted, strict=True)]
-    return accepted, _following(target_probs, draft_probs, num_nodes, accepted, scales)
+    return accepted, _following(chains, accepted, scales)
 
 
 def _last_success(joint: Sequence[float], left_over: Sequence[float], uniforms: Sequence[float]) -> int:
@@ -110,12 +118,11 @@ def descend(
     return accepted, token
 
 
-def _scored(
-    target_probs: Tensor, draft_probs: Tensor, token_ids: Sequence[int], num_nodes: Sequence[int]
-) -> list[list[tuple[float, float]]]:
-    """Per chain each draft token's probability under target and draft, from [rows, vocab], [nodes, vocab], [nodes]."""
-    places = [_scoring_rows(num_nodes), range(len(token_ids)), token_ids]
-    row, node, token = indices(places, target_probs.device)  # [nodes] each
+def _scored(chains: _Chains) -> list[list[tuple[float, float]]]:
+    """Per chain each draft token's probability under target and draft."""
+    target_probs, draft_probs, token_ids, num_nodes = chains
+    entries = [_scoring_rows(num_nodes), range(len(token_ids)), token_ids]
+    row, node, token = indices(entries, target_probs.device)  # [nodes] each
     scored = torch.stack([target_probs[row, token], draft_probs[node, token]], 1).tolist()
     # Such a token was not drawn from these rows; neither to accept nor to reject it would be lossless.
     if any(draft <= 0.0 for _, draft in scored):
@@ -123,28 +130,23 @@ def _scored(
     return _by_chain([(target, draft) for target, draft in scored], num_nodes)
 
 
-def _left_over(
-    target_probs: Tensor, draft_probs: Tensor, joints: Sequence[Sequence[float]], num_nodes: Sequence[int]
-) -> list[list[float]]:
+def _left_over(chains: _Chains, joints: Sequence[Sequence[float]]) -> list[list[float]]:
     """Per chain the target's mass that remains after x_1..x_i for 0 <= i < K, given the probability ratios of these.
 
     torch sums a single row in parts, one per thread. So the sum of a chain of one node would depend on the other
     chains, but nothing reads it.
     """
+    target_probs, draft_probs, _, num_nodes = chains
     scales = numbers([ratio for joint in joints for ratio in joint[:-1]], target_probs.device)[:, None]  # [nodes, 1]
     target_rows = target_probs[indices(_scoring_rows(num_nodes), target_probs.device)]
     excess = target_rows.mul_(scales).sub_(draft_probs)  # [nodes, vocab]
     return _by_chain(excess.clamp_(min=0.0).sum(-1).tolist(), num_nodes)
 
 
-def _following(
-    target_probs: Tensor,
-    draft_probs: Tensor,
-    num_nodes: Sequence[int],
-    accepted: Sequence[int],
-    joints: Sequence[float],  # the probability ratio of each chain's accepted tokens
-) -> Tensor:  # [chains, vocab]
-    """Weights of the token after each chain's accepted ones: the target's row for a bonus, else the residual."""
+def _following(chains: _Chains, accepted: Sequence[int], joints: Sequence[float]) -> Tensor:  # [chains, vocab]
+    """Weights of the token after each chain's accepted ones, which have the probability ratio ``joints``: the target's
+    row for a bonus, else the residual."""
+    target_probs, draft_probs, _, num_nodes = chains
     firsts = [0, *itertools.accumulate(num_nodes)]
     rows = [first + chain + num for chain, (first, num) in enumerate(zip(firsts, accepted, strict=False))]
     rejected = [chain for chain, num in enumerate(accepted) if num < num_nodes[chain]]
@@ -169,8 +171,8 @@ def _scoring_rows(num_nodes: Sequence[int]) -> list[int]:
     return [node + chain for node, chain in enumerate(chains)]
 
 
-def _by_chain(values: Sequence[_Each], num_nodes: Sequence[int]) -> list[list[_Each]]:
+def _by_chain(values: Sequence[_Item], num_nodes: Sequence[int]) -> list[list[_Item]]:
     if len(values) != sum(num_nodes):
         raise ValueError(f"{len(values)} numbers for {sum(num_nodes)} nodes")
-    each = iter(values)
-    return [list(itertools.islice(each, num)) for num in num_nodes]
+    rest = iter(values)
+    return [list(itertools.islice(rest, num)) for num in num_nodes]

@@ -17,9 +17,9 @@ async def is_refused(address: str) -> bool:
     with contextlib.suppress(OSError, ValueError):  # TimeoutError is an OSError
         async with asyncio.timeout(_TIMEOUT_S):
             loop = asyncio.get_running_loop()
-            for *_, found in await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+            for *_, resolved in await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
                 try:
-                    _, writer = await asyncio.open_connection(*found[:2])
+                    _, writer = await asyncio.open_connection(*resolved[:2])
                 except ConnectionRefusedError:
                     refused = True
                 except OSError:  # such as a host without IPv6

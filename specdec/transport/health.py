@@ -36,12 +36,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         """Stream the status of one service. Statuses that are replaced while another is being written are skipped."""
-        told = None
+        sent = None
         while True:
             changed = self._changed
-            if (status := self._status(request.service)) != told:
+            if (status := self._status(request.service)) != sent:
                 await context.write(_Status(status=status))
-                told = status
+                sent = status
             else:
                 await changed.wait()
 

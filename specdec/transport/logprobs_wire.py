@@ -21,11 +21,11 @@ def write_logprobs(logprobs: Logprobs) -> common_pb2.Logprobs:
 
 def write_prompt_logprobs(sequence: int, verdict: Verdict) -> Iterator[target_pb2.PromptLogprobs]:
     """Those of the prompt in parts: what a part takes of the event loop is bounded."""
-    if (every := verdict.prompt_logprobs) is None:
+    if (logprobs := verdict.prompt_logprobs) is None:
         return
-    most = max(1, PER_PART // (1 + every.num_top))
-    for start in range(0, len(every), most):
-        part = write_logprobs(every.part(start, start + most))
+    num_positions = max(1, PER_PART // (1 + logprobs.num_top))
+    for start in range(0, len(logprobs), num_positions):
+        part = write_logprobs(logprobs.part(start, start + num_positions))
         yield target_pb2.PromptLogprobs(sequence=sequence, position=1 + start, logprobs=part)
 
 
@@ -37,7 +37,7 @@ def read_logprobs(message: common_pb2.Logprobs, vocab_size: int) -> Logprobs:
         raise InvalidArgument([("logprobs", f"{sizes}: not as many for each")])
     if top_ids and max(top_ids) >= vocab_size:
         raise InvalidArgument([("logprobs.top_ids", f"{max(top_ids)} is outside the vocabulary of {vocab_size}")])
-    if not all(each <= 0 for each in (*logprobs, *top_logprobs)):  # a NaN is not, either
+    if not all(logprob <= 0 for logprob in (*logprobs, *top_logprobs)):  # a NaN is not, either
         raise InvalidArgument([("logprobs", "must not be above 0")])
     return Logprobs(logprobs, top_ids, top_logprobs)
 

@@ -254,12 +254,12 @@ def _remember(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 def _check_caller(context: grpc.aio.ServicerContext[Any, Any], name: str) -> None:
     """Raise PermissionDenied unless the caller's certificate has the DNS name ``name``. An empty name allows all."""
-    names = [each.decode() for each in context.auth_context().get("peer_dns") or ()] if name else []
-    if name and name not in names:
-        raise PermissionDenied(
-            f"this call is for {name} alone, and the caller's certificate is issued for "
-            f"{', '.join(names) or 'no DNS name'}"
-        )
+    if not name:
+        return
+    names = [peer.decode() for peer in context.auth_context().get("peer_dns") or ()]
+    if name not in names:
+        owner = ", ".join(names) or "no DNS name"
+        raise PermissionDenied(f"this call is for {name} alone, and the caller's certificate is issued for {owner}")
 
 
 class Server:
@@ -284,9 +284,9 @@ class Server:
         self._settings = settings
         self._credentials = tls.server_credentials(ask_callers=bool(callers)) if tls else None
         interceptor = _Interceptor(callers or {} if tls else {})
-        own = _public_options(SERVER_OPTIONS) if public else SERVER_OPTIONS
+        defaults = _public_options(SERVER_OPTIONS) if public else SERVER_OPTIONS
         # Of two options with one name gRPC takes the first.
-        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*options, *own])
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*options, *defaults])
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:

@@ -6,7 +6,8 @@ Knows values; does not know their effect on a distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -59,10 +60,8 @@ def _transform_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[t
     for token_id, bias in sampling.logit_bias:
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             yield f"logit_bias[{token_id}]", f"must be between {-MAX_BIAS} and {MAX_BIAS}, not {bias}"
-    for name, token_ids in (
-        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-        ("end_token_ids", sampling.end_token_ids),
-    ):
+    biased = [token_id for token_id, _ in sampling.logit_bias]
+    for name, token_ids in (("logit_bias", biased), ("end_token_ids", sampling.end_token_ids)):
         if token_ids and (largest := max(token_ids)) >= vocab_size:
             yield name, f"{largest} is outside the vocabulary of {vocab_size}"
 
@@ -92,37 +91,29 @@ def unknown_fields(message: Message) -> list[tuple[str, str]]:
     return [(f"field {unknown[i].field_number}", "is not known to this service") for i in range(len(unknown))]
 
 
+_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "min_tokens", "grammar")
+
+
+def fields_of(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Fields that have one name and type in messages and values."""
+    return {name: getattr(source, name) for name in names}
+
+
 def write_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
-        min_tokens=sampling.min_tokens,
-        end_token_ids=sampling.end_token_ids,
-        allowed_token_ids=sampling.allowed_token_ids,
         bad_words=[common_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
-        grammar=sampling.grammar,
+        **fields_of(sampling, (*_NUMBERS, "end_token_ids", "allowed_token_ids")),
     )
 
 
 def read_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
     return SamplingParams(
-        message.temperature,
-        message.top_k,
-        message.top_p,
-        message.min_p,
-        message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        message.presence_penalty,
-        message.frequency_penalty,
-        tuple(sorted(message.logit_bias.items())),
-        message.min_tokens,
-        tuple(message.end_token_ids),
-        tuple(sorted(set(message.allowed_token_ids))),
-        tuple(tuple(word.token_ids) for word in message.bad_words),
-        message.grammar,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        end_token_ids=tuple(message.end_token_ids),
+        allowed_token_ids=tuple(sorted(set(message.allowed_token_ids))),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        **fields_of(message, _NUMBERS),
     )

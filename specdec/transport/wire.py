@@ -9,16 +9,34 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from specdec.core.errors import InvalidArgument
-from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
+from specdec.core.rounds import (
+    MAX_LOGPROBS,
+    Advance,
+    Budget,
+    Growth,
+    GrowthEnd,
+    Load,
+    ModelInfo,
+    Round,
+    TargetOpen,
+    Timings,
+    Verdict,
+)
 from specdec.core.sequence import Method, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, MAX_CONFIDENCE, MAX_TREE_NODES, SparseDistribution, TokenTree
 from specdec.transport.logprobs_wire import read_logprobs, write_logprobs
-from specdec.transport.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
+from specdec.transport.sampling_wire import (
+    MAX_END_TOKENS,
+    fields_of,
+    read_sampling,
+    sampling_problems,
+    unknown_fields,
+    write_sampling,
+)
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 IDS_PER_OPEN = 8192
@@ -46,8 +64,20 @@ _ENDS = {
 }
 _END_OF: dict[int, GrowthEnd] = {value: end for end, value in _ENDS.items()}
 
+# Fields that have one name and type on both sides.
+_SPEC = ("num_prompt_tokens", "seed", "cache_salt")
+_OPEN = ("num_preemptions", "max_self_draft_nodes")
+_LOGPROBS = ("num_logprobs", "num_prompt_logprobs")
+_ROUND = ("number", "base", "num_autonomous", "max_nodes", "self_draft_nodes")
+_VERDICT = ("round", "base", "next_token", "num_autonomous_left", "dropped_round", "refused", "num_cached_tokens")
+_TIMINGS = tuple(field.name for field in fields(Timings))
+_BUDGET = tuple(field.name for field in fields(Budget))
+_LOAD = tuple(field.name for field in fields(Load) if field.name != "rows")
+_INFO_LISTS = ("capabilities", "eos_token_ids", "tokens")
+_INFO = tuple(field.name for field in fields(ModelInfo) if field.name not in _INFO_LISTS)
 
-# --- sampling and sequences ---------------------------------------------------------------------------------
+
+# --- sequences ---------------------------------------------------------------------------------
 
 
 def read_method(value: int) -> Method | None:
@@ -61,13 +91,11 @@ def write_method(method: Method) -> common_pb2.VerificationMethod:
 def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = "") -> common_pb2.SequenceSpec:
     return common_pb2.SequenceSpec(
         token_ids=spec.token_ids,
-        num_prompt_tokens=spec.num_prompt_tokens,
         sampling=write_sampling(spec.sampling),
-        seed=spec.seed,
         method=_METHODS[spec.method],
         model_digest=model_digest,
         traceparent=traceparent,
-        cache_salt=spec.cache_salt,
+        **fields_of(spec, _SPEC),
     )
 
 
@@ -92,22 +120,48 @@ def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec
         problems.append(("spec.cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {len(message.cache_salt)}"))
     if problems or method is None:
         raise InvalidArgument(problems)
-    return SequenceSpec(array("I", ids), message.num_prompt_tokens, sampling, message.seed, method, message.cache_salt)
+    return SequenceSpec(array("I", ids), sampling=sampling, method=method, **fields_of(message, _SPEC))
+
+
+def write_target_open(
+    sequence: int, open_: TargetOpen, *, part: common_pb2.SequenceSpec, more: bool
+) -> target_pb2.TargetOpen:
+    """``part``: of the open's spec; ``more`` follow."""
+    return target_pb2.TargetOpen(
+        sequence=sequence,
+        spec=part,
+        more=more,
+        stop_token_ids=open_.stop_token_ids,
+        request_age_ms=int(open_.age_s * 1e3),
+        **fields_of(open_, (*_OPEN, *_LOGPROBS)),
+    )
+
+
+def read_target_open(message: target_pb2.TargetOpen, vocab_size: int) -> TargetOpen:
+    """Read a whole open, in which chunks are already joined."""
+    spec = read_spec(message.spec, vocab_size)
+    wanted = {name: getattr(message, name) for name in _LOGPROBS if message.HasField(name)}
+    for name, number in wanted.items():
+        if number > MAX_LOGPROBS:
+            raise InvalidArgument([(name, f"at most {MAX_LOGPROBS}, not {number}")])
+    if (length := len(message.stop_token_ids)) > MAX_END_TOKENS:
+        raise InvalidArgument([("stop_token_ids", f"at most {MAX_END_TOKENS}, not {length}")])
+    _check_ids("stop_token_ids", message.stop_token_ids, vocab_size)
+    if message.max_self_draft_nodes and not spec.keyed_by_token:
+        raise InvalidArgument([("max_self_draft_nodes", f"must be 0 with {spec.method.value} verification")])
+    stop_token_ids, age_s = frozenset(message.stop_token_ids), message.request_age_ms / 1e3
+    return TargetOpen(spec, stop_token_ids, age_s=age_s, **wanted, **fields_of(message, _OPEN))
 
 
 # --- trees --------------------------------------------------------------------------------------------------
 
 
 def write_tree(tree: TokenTree) -> common_pb2.TokenTree:
+    draft_probs = [fields_of(probs, ("token_ids", "weights")) if probs else {} for probs in tree.draft_probs]
     return common_pb2.TokenTree(
         token_ids=tree.token_ids,
         parents=() if tree.is_chain else tree.parents,
-        draft_probs=[
-            common_pb2.SparseDistribution(token_ids=d.token_ids, weights=d.weights)
-            if d
-            else common_pb2.SparseDistribution()
-            for d in tree.draft_probs
-        ],
+        draft_probs=[common_pb2.SparseDistribution(**fields) for fields in draft_probs],
         confidence=tree.confidence,
     )
 
@@ -120,17 +174,16 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         return EMPTY_TREE
     if len(token_ids) > MAX_TREE_NODES:
         raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
-    for node, each in enumerate(message.draft_probs):  # sizes first, because the other checks take time per id
-        if (size := max(len(each.token_ids), len(each.weights))) > MAX_SUPPORT:
+    for node, probs in enumerate(message.draft_probs):  # sizes first, because the other checks take time per id
+        if (size := max(len(probs.token_ids), len(probs.weights))) > MAX_SUPPORT:
             raise InvalidArgument([(f"{field}.draft_probs[{node}]", f"at most {MAX_SUPPORT} tokens, not {size}")])
     parents = tuple(message.parents) or tuple(range(-1, len(token_ids) - 1))
     draft_probs = tuple(
-        SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None
-        for d in message.draft_probs
+        SparseDistribution(tuple(probs.token_ids), tuple(probs.weights)) if probs.token_ids or probs.weights else None
+        for probs in message.draft_probs
     )
-    tree = TokenTree(
-        token_ids, parents, draft_probs, tuple(min(confidence, MAX_CONFIDENCE) for confidence in message.confidence)
-    )
+    confidence = tuple(min(bucket, MAX_CONFIDENCE) for bucket in message.confidence)
+    tree = TokenTree(token_ids, parents, draft_probs, confidence=confidence)
     if problem := tree.problem(vocab_size):
         raise InvalidArgument([(field, problem)])
     if draft_probs and not tree.is_chain:
@@ -160,30 +213,15 @@ def _distribution_problem(distribution: SparseDistribution, token: int, vocab_si
     return None
 
 
-# --- fields that have one name and type on both sides ----------------------------------------------------------------
-
-_ROUND = ("number", "base", "num_autonomous", "max_nodes", "self_draft_nodes")
-_VERDICT = ("round", "base", "next_token", "num_autonomous_left", "dropped_round", "refused", "num_cached_tokens")
-_TIMINGS = tuple(field.name for field in fields(Timings))
-_BUDGET = tuple(field.name for field in fields(Budget))
-_LOAD = tuple(field.name for field in fields(Load) if field.name != "rows")
-_INFO_LISTS = ("capabilities", "eos_token_ids", "tokens")
-_INFO = tuple(field.name for field in fields(ModelInfo) if field.name not in _INFO_LISTS)
-
-
-def _of(source: object, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in names}
-
-
 # --- rounds and verdicts ------------------------------------------------------------------------------------
 
 
 def write_round(sequence: int, round_: Round) -> target_pb2.Round:
-    return target_pb2.Round(sequence=sequence, tree=write_tree(round_.tree), **_of(round_, _ROUND))
+    return target_pb2.Round(sequence=sequence, tree=write_tree(round_.tree), **fields_of(round_, _ROUND))
 
 
 def read_round(message: target_pb2.Round, vocab_size: int) -> Round:
-    return Round(tree=read_tree(message.tree, vocab_size), **_of(message, _ROUND))
+    return Round(tree=read_tree(message.tree, vocab_size), **fields_of(message, _ROUND))
 
 
 def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
@@ -191,24 +229,21 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
     return target_pb2.Verdict(
         sequence=sequence,
         accepted=verdict.accepted,
-        timings=target_pb2.Timings(**_of(timings, _TIMINGS)),
+        timings=target_pb2.Timings(**fields_of(timings, _TIMINGS)),
         logprobs=write_logprobs(verdict.logprobs) if verdict.logprobs else None,
         self_draft=write_tree(verdict.self_draft) if verdict.self_draft else None,
-        **_of(verdict, _VERDICT),
+        **fields_of(verdict, _VERDICT),
     )
 
 
 def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
     _check_ids("next_token", [message.next_token], vocab_size)
-    self_draft = (
-        read_tree(message.self_draft, vocab_size, "self_draft") if message.HasField("self_draft") else EMPTY_TREE
-    )
     return Verdict(
         accepted=tuple(message.accepted),
-        timings=Timings(**_of(message.timings, _TIMINGS)),
+        timings=Timings(**fields_of(message.timings, _TIMINGS)),
         logprobs=read_logprobs(message.logprobs, vocab_size) if message.HasField("logprobs") else None,
-        self_draft=self_draft,
-        **_of(message, _VERDICT),
+        self_draft=read_tree(message.self_draft, vocab_size, "self_draft"),
+        **fields_of(message, _VERDICT),
     )
 
 
@@ -216,54 +251,48 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
 
 
 def write_budget(budget: Budget) -> draft_pb2.DraftBudget:
-    return draft_pb2.DraftBudget(**_of(budget, _BUDGET))
+    return draft_pb2.DraftBudget(**fields_of(budget, _BUDGET))
 
 
 def read_budget(message: draft_pb2.DraftBudget) -> Budget:
-    return Budget(**_of(message, _BUDGET))
+    return Budget(**fields_of(message, _BUDGET))
 
 
 def write_advance(sequence: int, advance: Advance) -> draft_pb2.Advance:
     return draft_pb2.Advance(
         sequence=sequence,
-        number=advance.number,
-        base=advance.base,
-        token_ids=advance.token_ids,
         in_flight=write_tree(advance.in_flight),
         budget=write_budget(advance.budget),
+        **fields_of(advance, ("number", "base", "token_ids")),
     )
 
 
 def read_advance(message: draft_pb2.Advance, vocab_size: int) -> Advance:
     _check_ids("token_ids", message.token_ids, vocab_size)
     return Advance(
-        number=message.number,
-        base=message.base,
         token_ids=tuple(message.token_ids),
         in_flight=read_tree(message.in_flight, vocab_size, "in_flight"),
         budget=read_budget(message.budget),
+        **fields_of(message, ("number", "base")),
     )
 
 
 def write_growth(sequence: int, growth: Growth) -> draft_pb2.Growth:
     return draft_pb2.Growth(
         sequence=sequence,
-        advance=growth.advance,
-        base=growth.base,
-        path=growth.path,
         tree=write_tree(growth.tree),
         end=_ENDS[growth.end] if growth.end else draft_pb2.GROWTH_END_UNSPECIFIED,
+        **fields_of(growth, ("advance", "base", "path")),
     )
 
 
 def read_growth(message: draft_pb2.Growth, vocab_size: int) -> Growth:
     _check_ids("path", message.path, vocab_size)
     return Growth(
-        advance=message.advance,
-        base=message.base,
         path=tuple(message.path),
         tree=read_tree(message.tree, vocab_size),
         end=_END_OF.get(message.end),
+        **fields_of(message, ("advance", "base")),
     )
 
 
@@ -276,17 +305,17 @@ def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def write_info(info: ModelInfo) -> common_pb2.ModelInfo:
-    return common_pb2.ModelInfo(**_of(info, (*_INFO, *_INFO_LISTS)))
+    return common_pb2.ModelInfo(**fields_of(info, (*_INFO, *_INFO_LISTS)))
 
 
 def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
-    values = _of(message, _INFO) | {name: tuple(getattr(message, name)) for name in _INFO_LISTS}
+    values = fields_of(message, _INFO) | {name: tuple(getattr(message, name)) for name in _INFO_LISTS}
     return ModelInfo(**values)
 
 
 def write_load(load: Load) -> common_pb2.Load:
-    return common_pb2.Load(**_of(load, _LOAD))
+    return common_pb2.Load(**fields_of(load, _LOAD))
 
 
 def read_load(message: common_pb2.Load) -> Load:
-    return Load(**_of(message, _LOAD))
+    return Load(**fields_of(message, _LOAD))

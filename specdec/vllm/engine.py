@@ -107,7 +107,7 @@ class VllmEngine:
         outputs, executed = self._core.step()
         self._core.post_step(executed)
         tokens = {
-            output.request_id: tuple(output.new_token_ids) for some in outputs.values() for output in some.outputs
+            output.request_id: tuple(output.new_token_ids) for part in outputs.values() for output in part.outputs
         }
         scheduled = self._scheduler.num_scheduled
         return {key: self._outcome(key, tokens, scheduled) for key in chains}, sum(scheduled.values())
@@ -239,7 +239,7 @@ class PassScheduler(Scheduler):
         """See VllmEngine."""
         request = self.requests[key]
         num_prompt = request.num_prompt_tokens
-        kept = num_known + num_kept(request._all_token_ids[num_known:], tail, num_prompt - num_known)
+        kept = num_known + num_kept(request._all_token_ids[num_known:], tail, minimum=num_prompt - num_known)
         del request._all_token_ids[kept:], request._output_token_ids[kept - num_prompt :]
         request.num_computed_tokens = min(request.num_computed_tokens, kept - 1)
         return list(tail[kept - num_known :])
@@ -257,9 +257,9 @@ class WorkerExtension:
 
     def install_sampler(self, path: str, vocab_size: int, grammars: tuple[Any, ...] | None) -> None:
         module, _, name = path.partition(":")
-        make = getattr(importlib.import_module(module), name)
-        made = make(self.model_runner.device, None if grammars is None else Grammars(*grammars))
-        _Sampling(self.model_runner, made, vocab_size).install()
+        new_sampler = getattr(importlib.import_module(module), name)
+        sampler = new_sampler(self.model_runner.device, None if grammars is None else Grammars(*grammars))
+        _Sampling(self.model_runner, sampler, vocab_size).install()
 
 
 class _Sampling:
@@ -303,24 +303,31 @@ class _Sampling:
             rows = slice(start, start + 1 + len(chain))
             start += 1 + len(scheduled)
             if not continues[index]:
-                jobs[index] = self._job(key, chain, logits[rows], all(sound[rows]))
+                jobs[index] = self._job(key, chain, logits=logits[rows], sound=all(sound[rows]))
         sampled = dict(zip(jobs, sampled_by(self._sampler, list(jobs.values())), strict=True))
         # At least two columns, or vLLM takes a filler for a token.
-        width = max([2, *(len(each.tokens) for each in sampled.values())])
-        found = [[-1] * width for _ in keys]
-        for index, each in sampled.items():
-            found[index][: len(each.tokens)] = each.tokens
-        self._extras = {keys[index]: each.extra for index, each in sampled.items() if each.extra is not None}
-        tokens = torch.tensor(found, dtype=torch.int32, device=logits.device)
-        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
+        width = max([2, *(len(result.tokens) for result in sampled.values())])
+        tokens = [[-1] * width for _ in keys]
+        for index, result in sampled.items():
+            tokens[index][: len(result.tokens)] = result.tokens
+        self._extras = {keys[index]: result.extra for index, result in sampled.items() if result.extra is not None}
+        token_ids = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
+        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
 
-    def _job(self, key: str, chain: Sequence[int], logits: Tensor, sound: bool) -> WorkerJob:
+    def _job(self, key: str, chain: Sequence[int], *, logits: Tensor, sound: bool) -> WorkerJob:
         state = self._runner.requests[key]
-        payload = state.sampling_params.extra_args["payload"]
-        extra = self._output.extras.get(key)
 
         def ids(start: int) -> list[int]:
             num_prompt, output = state.num_prompt_tokens, state.output_token_ids
             return output[start - num_prompt :] if start >= num_prompt else [*state.prompt_token_ids[start:], *output]
 
-        return WorkerJob(key, payload, extra, state.num_tokens, ids, chain, logits, sound)
+        return WorkerJob(
+            key=key,
+            payload=state.sampling_params.extra_args["payload"],
+            extra=self._output.extras.get(key),
+            num_ids=state.num_tokens,
+            ids=ids,
+            chain=chain,
+            logits=logits,
+            sound=sound,
+        )

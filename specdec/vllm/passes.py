@@ -51,8 +51,8 @@ class WorkerSampler(Protocol):
 
 def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sampled]:
     """A job for which the sampler raises has the error as its extra."""
-    found = one_by_one(sampler.sample, jobs)
-    return [Sampled(extra=each) if isinstance(each, SpecdecError) else each for each in found]
+    sampled = one_by_one(sampler.sample, jobs)
+    return [Sampled(extra=result) if isinstance(result, SpecdecError) else result for result in sampled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +71,35 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Memory:
+class WorkerState:
     """What a worker keeps of a sequence."""
 
     sampling: SamplingState
 
 
-class Memories:
+class WorkerStates:
     """Of the sequences that a worker has seen and that have not ended. Their payload is a SequenceSpec without ids."""
 
     def __init__(self, grammars: Grammars | None = None) -> None:
         self._grammars = grammars
-        self._by_key: dict[str, Memory] = {}
+        self._states: dict[str, WorkerState] = {}
 
-    def of(self, job: WorkerJob) -> Memory:
-        memory = self._by_key.get(job.key)
-        if memory is None:
-            spec = job.payload
-            grammars = self._grammars
+    def of(self, job: WorkerJob) -> WorkerState:
+        if job.key not in self._states:
+            spec, grammars = job.payload, self._grammars
             grammar = grammars.start(spec.sampling.grammar, spec.cache_salt) if grammars is not None else None
             mask = grammar.result().mask() if grammar is not None else None
-            memory = self._by_key[job.key] = Memory(SamplingState(spec, mask))
-        return memory
+            self._states[job.key] = WorkerState(SamplingState(spec, mask))
+        return self._states[job.key]
 
     def forget(self, key: str) -> None:
-        self._by_key.pop(key, None)
+        self._states.pop(key, None)
 
 
-def num_kept(own: Sequence[int], tail: Sequence[int], least: int) -> int:
-    """How many of the ids ``own`` stay if the text is to be ``tail`` from there on: those that agree, and ``least``,
-    which are a prompt's and cannot be taken back. The last of them is fed again where its logits are wanted."""
-    agreed = next((i for i, (one, other) in enumerate(zip(own, tail, strict=False)) if one != other), None)
-    return max(min(len(own), len(tail)) if agreed is None else agreed, least)
+def num_kept(known: Sequence[int], tail: Sequence[int], minimum: int) -> int:
+    """How many of the ids ``known`` stay if the text is to be ``tail`` from there on: those that agree, and at least
+    ``minimum``, which are a prompt's and cannot be taken back. The last of them is fed again where its logits are
+    wanted."""
+    pairs = enumerate(zip(known, tail, strict=False))
+    agreed = next((i for i, (one, other) in pairs if one != other), min(len(known), len(tail)))
+    return max(agreed, minimum)

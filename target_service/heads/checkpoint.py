@@ -1,6 +1,6 @@
 """A head's folder: its kind, its sizes and its weights, in all spellings.
 
-Tensor names decide, then config.json, because configurations are silent about much. Folders of the original EAGLE-3
+Tensor names decide, then config.json, because configurations leave out much. Folders of the original EAGLE-3
 (https://github.com/SafeAILab/EAGLE), SpecForge, speculators and ModelOpt have the same tensors under four spellings.
 EAGLE-1, EAGLE-2 and HASS share one form, without norms around their layer. Medusa's heads come from its authors
 (https://github.com/FasterDecoding/Medusa), from TGI and in vLLM's form; ReDrafter's from
@@ -29,7 +29,7 @@ _ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
 _MLP = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 _COMMON = (*(_LAYER + name for name in (*_ATTENTION, *_MLP, "post_attention_layernorm.weight")), "fc.weight")
 _OTHERS = {"lm_head.weight", "d2t", "t2d", "embed_tokens.weight"}
-_NORMS_OF_TAPS = r"input_norm\.weight|fc_norm\.\d+\.weight"
+_TAP_NORMS = r"input_norm\.weight|fc_norm\.\d+\.weight"
 _BIASES = {_LAYER + name.replace(".weight", ".bias") for name in _ATTENTION}
 
 EAGLE, EAGLE3, MEDUSA, REDRAFTER = "eagle", "eagle3", "medusa", "redrafter"
@@ -40,7 +40,7 @@ _NEEDED = {
     REDRAFTER: ("lm_head.0.linear.weight",),
 }
 _KNOWN = {
-    EAGLE3: "|".join((*map(re.escape, {*_NEEDED[EAGLE3], *_OTHERS}), _NORMS_OF_TAPS)),
+    EAGLE3: "|".join((*map(re.escape, {*_NEEDED[EAGLE3], *_OTHERS}), _TAP_NORMS)),
     EAGLE: "|".join(map(re.escape, {*_COMMON, *_OTHERS, *_BIASES, "fc.bias", f"{_LAYER}input_layernorm.weight"})),
     MEDUSA: r"\d+\.\d+\.(weight|bias)|\d+\.output\.weight|token_map",
     REDRAFTER: r"(input_proj|lm_head\.\d+\.linear|rnn_u)\.(weight|bias)|lm_head\.\d+\.weight|rnn_w\.weight|d2t",
@@ -52,7 +52,7 @@ _FILES = (SINGLE, "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_
 class HeadFiles:
     """What a folder holds.
 
-    ``weights``: of EAGLE's kinds under SpecForge's names, of ReDrafter under its own; of Medusa ``k.j.weight`` and
+    ``weights``: of EAGLE's kinds under SpecForge's names, of ReDrafter as they are; of Medusa ``k.j.weight`` and
     ``.bias`` for layer j of head k, and ``k.output.weight``. ``layers``: of the states that it reads, as the folder
     counts them; empty: the published default. ``ids``: the target's id of each row of the output. ``choices``: the
     nodes of a static tree (see target_service.self_draft.choices). ``layer``: of EAGLE's kinds.
@@ -70,7 +70,7 @@ class HeadFiles:
     @property
     def feeds_normed(self) -> bool | None:
         """Of EAGLE-3: whether the layer's next row gets the state after the last norm (EAGLE 3.1). None: the folder
-        does not say, since ``norm_output`` means this to speculators and vLLM, and something else to SpecForge."""
+        does not say, since ``norm_output`` means this in speculators and vLLM, and something else in SpecForge."""
         named = bool(self.config.get("norm_output"))
         return named if not named or "speculators_model_type" in self.config else None
 
@@ -88,7 +88,7 @@ def read_head(folder: Path) -> HeadFiles:
 
 def _read(folder: Path, config: Mapping[str, Any], read: dict[str, Tensor]) -> HeadFiles:
     kind = _kind(read)
-    weights = _of_medusa(read) if kind == MEDUSA else {_canonical(name): tensor for name, tensor in read.items()}
+    weights = _medusa_weights(read) if kind == MEDUSA else {_canonical(name): tensor for name, tensor in read.items()}
     if missing := [name for name in _NEEDED[kind] if name not in weights]:
         raise ValueError(f"it has no {missing[0]}, as each known kind has")
     if unknown := sorted(name for name in weights if not re.fullmatch(_KNOWN[kind], name)):
@@ -108,7 +108,16 @@ def _read(folder: Path, config: Mapping[str, Any], read: dict[str, Tensor]) -> H
         raise ValueError(f"its eagle_aux_hidden_state_layer_ids are no list of numbers: {layers!r}")
     choices = tuple(nodes_of(config.get("medusa_choices") or ()))
     layer = LayerOptions.read(config, len(weights["fc.weight"])) if kind in (EAGLE, EAGLE3) else None
-    return HeadFiles(folder.name, kind, config, weights, tuple(layers), ids, choices, layer)
+    return HeadFiles(
+        name=folder.name,
+        kind=kind,
+        config=config,
+        weights=weights,
+        layers=tuple(layers),
+        ids=ids,
+        choices=choices,
+        layer=layer,
+    )
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
@@ -116,21 +125,21 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     name = next((name for name in _FILES if (folder / name).is_file()), None)
     if name is None:
         raise ValueError(f"it has none of {', '.join(_FILES)}")
-    files = [folder / each for each in (weight_files(folder) if name in (SINGLE, INDEX) else [name])]
+    files = [folder / file for file in (weight_files(folder) if name in (SINGLE, INDEX) else [name])]
     try:
         if not name.endswith((".bin", ".pt")):
-            return _of_safetensors(files)
+            return _safetensors(files)
         refuse_pointer(files[0])
         refuse_inflated(files[0])
-        found: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
-        if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        weights: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
+        if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
             raise ValueError("it holds other things than tensors by name")
-        return found
+        return weights
     except Exception as error:  # whatever the reader raises
         raise ValueError(f"{name} cannot be read: {in_words(error)}") from error
 
 
-def _of_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
+def _safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
     file_of: dict[str, Path] = {}
     for file in files:
         refuse_pointer(file)
@@ -138,11 +147,11 @@ def _of_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
             file_of |= dict.fromkeys(tensors.keys(), file)
     heads = [name for name in file_of if name.startswith("medusa_head")]
     wanted = heads if heads and any(name.startswith("model.layers.") for name in file_of) else list(file_of)
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, "pt") as tensors:
-            found |= {name: tensors.get_tensor(name) for name in wanted if file_of[name] == file}
-    return found
+            weights |= {name: tensors.get_tensor(name) for name in wanted if file_of[name] == file}
+    return weights
 
 
 _MEDUSA_LAYER = re.compile(r"(?:medusa_heads?\.)?(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
@@ -157,14 +166,14 @@ def _kind(weights: Mapping[str, Tensor]) -> str:
     return EAGLE3 if any(name.endswith("hidden_norm.weight") for name in weights) else EAGLE
 
 
-def _of_medusa(read: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _medusa_weights(read: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {}
     for name, tensor in read.items():
-        if found := _MEDUSA_LAYER.fullmatch(name):
-            head, layer = found[1] or found[3], found[2] or found[4]
-            weights[f"{head}.{layer}.{found[5]}"] = tensor
-        elif found := _MEDUSA_OUTPUT.fullmatch(name):
-            weights[f"{found[1] or found[2]}.output.weight"] = tensor
+        if match := _MEDUSA_LAYER.fullmatch(name):
+            head, layer = match[1] or match[3], match[2] or match[4]
+            weights[f"{head}.{layer}.{match[5]}"] = tensor
+        elif match := _MEDUSA_OUTPUT.fullmatch(name):
+            weights[f"{match[1] or match[2]}.output.weight"] = tensor
         elif name.removeprefix("medusa_heads.") in ("token_map", "lm_head.weight"):
             weights[name.removeprefix("medusa_heads.").replace("lm_head", "0.output")] = tensor
         else:

@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from target_service.self_draft.trees import Growing, Guesses, Passed, SelfDraftState
+from target_service.self_draft.trees import Candidates, GrowingDraft, Passed
 
 
 @dataclass(slots=True)
 class LastState:
-    """The state [hidden_size] of the last of ``num_rows`` rows. ``by_depth``: guesses while a tree grows."""
+    """The state [hidden_size] of the last of ``num_rows`` rows. ``by_depth``: candidates while a tree grows."""
 
     num_rows: int = 0
     state: Tensor | None = None
-    by_depth: list[Guesses] = field(default_factory=list)
+    by_depth: list[Candidates] = field(default_factory=list)
+
+    @property
+    def known(self) -> Tensor:
+        assert self.state is not None, "a head drafts only from a known state"
+        return self.state
 
 
 class OfLastState:
@@ -25,18 +30,17 @@ class OfLastState:
     def open(self, salt: bytes) -> LastState:
         return LastState()
 
-    def num_rows(self, memory: SelfDraftState) -> None:
+    def num_rows(self, state: LastState) -> None:
         return None
 
-    def learn(self, passed: Passed) -> None:
+    def learn(self, state: LastState, passed: Passed) -> None:
         """Take the state of the last row that was kept."""
         assert passed.taps is not None
-        memory: LastState = passed.memory.of_head
-        memory.num_rows, memory.state = passed.start + len(passed.taps), passed.taps[-1]
+        state.num_rows, state.state = passed.start + len(passed.taps), passed.taps[-1]
 
-    def begin(self, growing: Sequence[Growing]) -> list[Growing]:
+    def begin(self, drafts: Sequence[GrowingDraft[LastState]]) -> list[GrowingDraft[LastState]]:
         """Those with the state of the last token before the root."""
-        return [each for each in growing if each.memory.of_head.num_rows == len(each.ids) - 1]
+        return [draft for draft in drafts if draft.state.num_rows == len(draft.request.ids) - 1]
 
-    def end(self, growing: Sequence[Growing]) -> None:
+    def end(self, drafts: Sequence[GrowingDraft[LastState]]) -> None:
         pass

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from specdec.backends.base import Backend
 from specdec.backends.taps import Taps
 from target_service.heads.checkpoint import MEDUSA, HeadFiles
-from target_service.heads.last_state import OfLastState
+from target_service.heads.last_state import LastState, OfLastState
 from target_service.heads.weights import layer_of, output_of
-from target_service.self_draft.ranking import guesses
-from target_service.self_draft.trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses
+from target_service.self_draft.ranking import ranked_candidates
+from target_service.self_draft.trees import NO_CANDIDATES, NUM_CHILDREN, Candidates, GrowingDraft, Parent
 
 
 class Medusa(OfLastState, nn.Module):
@@ -39,45 +39,43 @@ class Medusa(OfLastState, nn.Module):
         while f"{len(self.blocks)}.0.weight" in files.weights:
             head, layers = len(self.blocks), nn.ModuleList()
             while f"{head}.{len(layers)}.weight" in files.weights:
-                layers.append(layer_of(files, f"{head}.{len(layers)}", width, width, like))
+                layers.append(layer_of(files, f"{head}.{len(layers)}", shape=(width, width), like=like))
             self.blocks.append(layers)
-            own = files.weights.get(f"{head}.output.weight")
-            if not head or own is not None:  # else they share one
-                output, self.ids = output_of(files, target, vocab_size, own, width)
+            weight = files.weights.get(f"{head}.output.weight")
+            if not head or weight is not None:  # else they share one
+                output, self.ids = output_of(files, target, vocab_size, weight=weight, width=width)
                 self.outputs.append(output)
         if len(self.outputs) not in (1, len(self.blocks)):
-            raise ValueError(f"of the heads {files.name} some have an output, and others have none")
+            raise ValueError(f"only some of the heads {files.name} have an output")
         backend.pack(self)
 
     def logits(self, states: Tensor, head: int) -> Tensor:  # [rows, hidden_size] -> [rows, draft vocabulary]
         """Of the tokens ``ids``."""
         for layer in self.blocks[head]:
             states = states + F.silu(layer(states))
-        found: Tensor = self.outputs[min(head, len(self.outputs) - 1)](states)
-        return found
+        logits: Tensor = self.outputs[min(head, len(self.outputs) - 1)](states)
+        return logits
 
     def after(self, states: Tensor, tokens: Sequence[int]) -> Tensor:  # [rows, draft vocabulary]
         """The logits after ``tokens``, each of which follows its state [rows, hidden_size]."""
         return self.logits(states, 0)
 
-    def begin(self, growing: Sequence[Growing]) -> list[Growing]:
-        """Make the guesses of all depths at once: at a depth they are the same below every node."""
-        able = super().begin(growing)
-        for each in able:
-            each.memory.of_head.by_depth.clear()
+    def begin(self, drafts: Sequence[GrowingDraft[LastState]]) -> list[GrowingDraft[LastState]]:
+        """Compute the candidates of all depths at once: at a depth they are the same below every node."""
+        able = super().begin(drafts)
+        for draft in able:
+            draft.state.by_depth.clear()
         for depth in range(len(self.blocks)):
-            asking = [each for each in able if each.max_nodes > depth]
-            if not asking:
+            deep = [draft for draft in able if draft.request.max_nodes > depth]
+            if not deep:
                 break
-            logits = self.logits(torch.stack([each.memory.of_head.state for each in asking]), depth)
-            draws = [each.sampling.draw(len(each.ids) + depth) for each in asking]
-            for each, found in zip(asking, guesses(logits, self.ids, draws, self.num_children), strict=True):
-                each.memory.of_head.by_depth.append(found)
+            logits = self.logits(torch.stack([draft.state.known for draft in deep]), depth)
+            draws = [draft.request.sampling.draw(len(draft.request.ids) + depth) for draft in deep]
+            candidates = ranked_candidates(logits, self.ids, draws, num_children=self.num_children)
+            for draft, children in zip(deep, candidates, strict=True):
+                draft.state.by_depth.append(children)
         return able
 
-    def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
-        found = []
-        for each, node in places:
-            depth, by_depth = each.position(node) - len(each.ids), each.memory.of_head.by_depth
-            found.append(by_depth[depth] if depth < len(by_depth) else NO_GUESSES)
-        return found
+    def candidates(self, parents: Sequence[Parent[LastState]]) -> list[Candidates]:
+        by_depths = [(parent.draft.state.by_depth, parent.depth) for parent in parents]
+        return [by_depth[depth] if depth < len(by_depth) else NO_CANDIDATES for by_depth, depth in by_depths]

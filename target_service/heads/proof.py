@@ -1,6 +1,6 @@
 """The proof of a head at load: it must agree with its target on the target's own text.
 
-Folders of EAGLE heads count layers in two ways and are silent about norms, and a wrong guess only makes a head worse,
+Folders of EAGLE heads count layers in two ways and do not describe norms, and a wrong guess only makes a head worse,
 without any error. So each reading is tried, on more texts until one of them is clearly ahead, and that one is taken.
 """
 
@@ -21,19 +21,20 @@ from specdec.passes.rows import Segment
 from specdec.runner.failures import in_words
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import EAGLE, MEDUSA, REDRAFTER, HeadFiles
-from target_service.heads.layer_head import LayerHead
+from target_service.heads.last_state import LastState
+from target_service.heads.layer_head import LayerHead, LayerState
 from target_service.heads.medusa import Medusa
 from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.redrafter import ReDrafter
-from target_service.heads.target_texts import OwnText, prompts_of, write
+from target_service.heads.target_texts import WrittenText, prompts_of, write
 from target_service.self_draft.trees import SelfDraftTrees
 
 log = logging.getLogger(__name__)
 
-LEAST_AGREEMENT, LEAST_OF_LAST_STATE = 0.2, 0.05
+MIN_AGREEMENT, MIN_LAST_STATE_AGREEMENT = 0.2, 0.05
 """A head that agrees less often is not of this target. Those that read its last state alone agree less."""
 
-_MOST_ROUNDS = 4
+_MAX_ROUNDS = 4
 """Of some 300 tokens each, while no reading is clearly ahead."""
 
 _CLEARLY = 3.0
@@ -48,94 +49,103 @@ class Reading(NamedTuple):
     feeds_normed: bool
 
 
-def proved(files: HeadFiles, runner: ModelRunner, directory: Path | None = None) -> SelfDraftTrees:
+Predict = Callable[[list[Tensor], Sequence[int], Sequence[Segment]], Tensor]
+"""The head's tokens after each row [..., rows], from the target's states of each text, the ids of all texts and the
+segments of the pass."""
+
+
+def proved(files: HeadFiles, runner: ModelRunner, directory: Path | None = None) -> SelfDraftTrees[Any]:
     """The head, of EAGLE's kinds in the reading that agrees best. ``directory``: of the target, for its chat template.
     Raises ValueError, with the agreement, if it is too small, or if the head does not fit."""
     prompts = prompts_of(directory, runner)
-    of_kind = _of_last_state if files.kind in (MEDUSA, REDRAFTER) else _with_layer
+    prove = _last_state_head if files.kind in (MEDUSA, REDRAFTER) else _layer_head
     try:
-        return of_kind(files, runner, prompts)
+        return prove(files, runner, prompts)
     except ValueError:
         raise
     except Exception as error:  # weights of other shapes may cause any
         raise ValueError(f"the head {files.name} cannot be used: {in_words(error)}") from error
 
 
-def _of_last_state(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> SelfDraftTrees:
+def _last_state_head(
+    files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]
+) -> SelfDraftTrees[LastState]:
     config: Any = runner.model.config.get_text_config()
     taps = runner.tap((config.num_hidden_layers,))
-    kind: Any = Medusa if files.kind == MEDUSA else ReDrafter
-    head = kind(files, runner.model, runner.info.vocab_size, runner.backend, taps)
+    kind = Medusa if files.kind == MEDUSA else ReDrafter
+    head = kind(files, runner.model, runner.info.vocab_size, backend=runner.backend, taps=taps)
 
-    def guesses(states: list[Tensor], ids: Sequence[int], _: Sequence[Segment]) -> Tensor:
-        found: Tensor = head.ids[head.after(torch.cat([_shifted(each) for each in states]), ids).argmax(-1)]
-        return found
+    def predict(states: list[Tensor], ids: Sequence[int], _: Sequence[Segment]) -> Tensor:
+        return head.ids[head.after(torch.cat(list(map(_shifted, states))), ids).argmax(-1)]
 
-    hits = _hits(guesses, taps, runner, write(runner, prompts, 0))
-    _judge(files, float(hits.float().mean()), taps.boundaries, LEAST_OF_LAST_STATE)
+    hits = _hits(predict, taps, runner, texts=write(runner, prompts, 0))
+    _judge(files, float(hits.float().mean()), taps.boundaries, minimum=MIN_LAST_STATE_AGREEMENT)
     return SelfDraftTrees(head, files.choices)
 
 
-def _judge(files: HeadFiles, agreement: float, boundaries: Sequence[int], least: float) -> None:
-    told = {"head": files.name, "kind": files.kind, "agreement": round(agreement, 3)}
-    log.info("head", extra={**told, "states_before_layers": tuple(boundaries)})
-    if agreement < least:
+def _judge(files: HeadFiles, agreement: float, boundaries: Sequence[int], *, minimum: float) -> None:
+    details = {"head": files.name, "kind": files.kind, "agreement": round(agreement, 3)}
+    log.info("head", extra={**details, "states_before_layers": tuple(boundaries)})
+    if agreement < minimum:
         raise ValueError(
             f"the head {files.name} is of another model: it agrees with {agreement:.0%} of this target's own tokens"
         )
 
 
-def _with_layer(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> SelfDraftTrees:
+def _layer_head(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> SelfDraftTrees[LayerState]:
     config: Any = runner.model.config.get_text_config()
     layer = config.num_hidden_layers
-    head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
+    head = RecurrentHead(files, runner.model, runner.info.vocab_size, backend=runner.backend)
 
-    def guesses(states: list[Tensor], ids: Sequence[int], segments: Sequence[Segment]) -> Tensor:
+    def predict(states: list[Tensor], ids: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """In the second step the head reads its own states, as below the text: there more readings differ."""
-        packed_pass, found, steps = runner.packed_pass(segments), [head.fused(each) for each in states], []
+        packed_pass, before, steps = runner.packed_pass(segments), list(map(head.fused, states)), []
         for _ in range(2):
-            before = torch.cat([_shifted(each) for each in found])
-            rows = head.rows(ids, before, packed_pass.rows.positions, packed_pass, layer)
-            found = list(torch.split(rows, [len(each) for each in found]))
+            rows = head.rows(ids, torch.cat(list(map(_shifted, before))), packed_pass, layer=layer)
+            before = list(torch.split(rows, list(map(len, before))))
             steps.append(head.ids[head.logits(rows).argmax(-1)])
         return torch.stack(steps)
 
-    def hits(reading: Reading, texts: Sequence[OwnText]) -> Tensor:
+    def hits(reading: Reading, texts: Sequence[WrittenText]) -> Tensor:
         _, head.other_reading, head.feeds_normed = reading
         taps = runner.tap(reading.boundaries)
         try:
-            return _hits(guesses, taps, runner, texts)
+            return _hits(predict, taps, runner, texts=texts)
         finally:
             taps.remove()
 
-    places, fed = _boundaries(files, layer), (False, True) if files.feeds_normed is None else (files.feeds_normed,)
-    if any(len(boundaries) != head.num_taps for boundaries in places):
-        raise ValueError(f"the head {files.name} reads {head.num_taps} states, not {len(places[0])}")
-    readings = [Reading(*each) for each in itertools.product(places, (False, True), fed)]
+    boundaries, fed = _boundaries(files, layer), (False, True) if files.feeds_normed is None else (files.feeds_normed,)
+    if any(len(layers) != head.num_taps for layers in boundaries):
+        raise ValueError(f"the head {files.name} reads {head.num_taps} states, not {len(boundaries[0])}")
+    readings = [Reading(*parts) for parts in itertools.product(boundaries, (False, True), fed)]
     best, agreement = _best(readings, hits, lambda seed: write(runner, prompts, seed))
-    _judge(files, agreement, best.boundaries, LEAST_AGREEMENT)
-    boundaries, head.other_reading, head.feeds_normed = best
-    return SelfDraftTrees(LayerHead(head, runner.tap(boundaries), runner, layer))
+    _judge(files, agreement, best.boundaries, minimum=MIN_AGREEMENT)
+    _, head.other_reading, head.feeds_normed = best
+    return SelfDraftTrees(LayerHead(head, runner.tap(best.boundaries), runner, layer=layer))
 
 
 def _best(
     readings: Sequence[Reading],
-    hits: Callable[[Reading, Sequence[OwnText]], Tensor],
-    texts: Callable[[int], Sequence[OwnText]],
+    hits: Callable[[Reading, Sequence[WrittenText]], Tensor],
+    write_texts: Callable[[int], Sequence[WrittenText]],
 ) -> tuple[Reading, float]:
-    """The reading that agrees most often, and how often its first guesses do. Those clearly behind are not tried on
+    """The reading that agrees most often, and how often its first tokens do. Those clearly behind are not tried on
     further texts."""
-    found: dict[Reading, list[Tensor]] = {reading: [] for reading in readings}
-    for number in range(_MOST_ROUNDS):
-        some = texts(1000 * number)
-        for reading in found:
-            found[reading].append(hits(reading, some))
-        of_all = {reading: torch.cat(each, -1) for reading, each in found.items()}
-        best = max(of_all, key=lambda reading: float(of_all[reading].sum()))
-        found = {each: found[each] for each in found if each == best or not _is_behind(of_all[each], of_all[best])}
-        if len(found) == 1:
+    rounds: dict[Reading, list[Tensor]] = {reading: [] for reading in readings}
+    for number in range(_MAX_ROUNDS):
+        texts = write_texts(1000 * number)
+        for reading in rounds:
+            rounds[reading].append(hits(reading, texts))
+        totals = {reading: torch.cat(parts, -1) for reading, parts in rounds.items()}
+        best = max(totals, key=lambda reading: float(totals[reading].sum()))
+        rounds = {
+            reading: parts
+            for reading, parts in rounds.items()
+            if reading == best or not _is_behind(totals[reading], totals[best])
+        }
+        if len(rounds) == 1:
             break
-    return best, float(of_all[best][0].float().mean())
+    return best, float(totals[best][0].float().mean())
 
 
 def _is_behind(one: Tensor, other: Tensor) -> bool:
@@ -156,27 +166,23 @@ def _boundaries(files: HeadFiles, num_layers: int) -> list[tuple[int, ...]]:
 
 @torch.inference_mode()
 def _hits(
-    guesses: Callable[[list[Tensor], Sequence[int], Sequence[Segment]], Tensor],
-    taps: Taps,
-    runner: ModelRunner,
-    texts: Sequence[OwnText],
+    predict: Predict, taps: Taps, runner: ModelRunner, *, texts: Sequence[WrittenText]
 ) -> Tensor:  # [..., tokens that the target wrote] bool
-    """Whether the head's likeliest token is the target's. ``guesses``: the tokens after each row [..., rows], from the
-    target's states of each text, the ids of all and the segments of the pass."""
+    """Whether the head's most likely token is the target's."""
     caches = [runner.new_cache(b"proof") for _ in texts]
     try:
         segments = []
         for cache, text in zip(caches, texts, strict=True):
             cache.take(len(text.ids))
             rows = range(len(text.ids))
-            segments.append(Segment(text.ids, range(-1, len(rows) - 1), 0, cache.block_table, rows, exact=False))
+            segments.append(Segment.chain(text.ids, 0, cache.block_table, logit_rows=rows, exact=False))
         with taps.open():
             outputs = runner.forward(segments)
         ids = [token for text in texts for token in text.ids]
         states = list(torch.split(taps.take(len(ids)), [len(text.ids) for text in texts]))
-        wanted = torch.cat([each.logits for each in outputs]).argmax(-1)
+        wanted = torch.cat([part.logits for part in outputs]).argmax(-1)
         written = torch.cat([torch.arange(len(text.ids)) >= text.start for text in texts]).to(wanted.device)
-        return (guesses(states, ids, segments) == wanted)[..., written].cpu()
+        return (predict(states, ids, segments) == wanted)[..., written].cpu()
     finally:
         for cache in caches:
             cache.release()

@@ -1,7 +1,7 @@
 """Heads of EAGLE's kind over packed rows: one decoder layer that reads a token and the state before it.
 
-Row r has token r of the text and the state at r - 1, and says which token follows. Where that state is not known, as at
-position 0, it is 0. Below the text a row's state is the head's own output for the row before. EAGLE-1, EAGLE-2 and HASS
+Row r has token r of the text and the state at r - 1, and predicts the next token. Where that state is not known, as at
+position 0, it is 0. Below the text a row's state is the head's output for the row before. EAGLE-1, EAGLE-2 and HASS
 have the same files and read the target's last state (Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking
 Feature Uncertainty"); EAGLE-3 reads three states between layers (Li et al. 2025, "EAGLE-3: Scaling up Inference
 Acceleration of Large Language Models via Training-Time Test").
@@ -25,7 +25,7 @@ from target_service.heads.weights import embedding_of, linear, output_of
 
 
 class RecurrentHead(nn.Module):
-    """``target`` gives the embedding, and the output where the head has none of its own.
+    """``target`` gives the embedding, and the output where the head has none.
 
     ``other_reading``: of EAGLE-3, whether the layer adds to the normed state instead of the state itself; of EAGLE,
     whether the state comes before the embedding. Folders are silent about both (target_service.heads.proof).
@@ -53,7 +53,8 @@ class RecurrentHead(nn.Module):
                 f"the head {files.name} reads states of {rows} numbers, and the target's have {self.hidden_size}"
             )
         self.num_taps = columns // rows if self.kind == EAGLE3 else 1
-        self.output, self.ids = output_of(files, target, vocab_size, weights.get("lm_head.weight"), self.hidden_size)
+        output = weights.get("lm_head.weight")
+        self.output, self.ids = output_of(files, target, vocab_size, weight=output, width=self.hidden_size)
         self._norms: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             kept = tensor.to(like.device, like.dtype)
@@ -80,28 +81,30 @@ class RecurrentHead(nn.Module):
             return taps
         taps = self._normed(taps, "input_norm")
         parts = taps.chunk(self.num_taps, -1)
-        found: Tensor = self.fc(torch.cat([self._normed(part, f"fc_norm.{k}") for k, part in enumerate(parts)], -1))
-        return found
+        fused: Tensor = self.fc(torch.cat([self._normed(part, f"fc_norm.{k}") for k, part in enumerate(parts)], -1))
+        return fused
 
     @torch.inference_mode()
     def rows(
-        self, token_ids: Sequence[int], states: Tensor, positions: Sequence[int], packed_pass: PackedPass, layer: int
+        self, token_ids: Sequence[int], states: Tensor, packed_pass: PackedPass, *, layer: int
     ) -> Tensor:  # [rows, hidden_size]
-        """The head's own states of the rows. Stores their keys and values as those of ``layer``."""
+        """The head's states of the rows. Stores their keys and values as those of ``layer``."""
         options = self.options
         inputs, states = self._entered(self.embedding(indices(token_ids, states.device)), states)
-        angles = indices(positions, states.device)[:, None].float() * self._rates
-        cos, sin = ((options.rotary_scale * each).to(inputs.dtype)[:, None] for each in (angles.cos(), angles.sin()))
+        angles = indices(packed_pass.rows.positions, states.device)[:, None].float() * self._rates
+        cos, sin = ((options.rotary_scale * part).to(inputs.dtype)[:, None] for part in (angles.cos(), angles.sin()))
         query, key, value = (
             part.view(len(inputs), -1, options.head_dim) for part in self.to_heads(inputs).split(self._widths, -1)
         )
         query, key, scale = _rotated(query, cos, sin), _rotated(key, cos, sin), 1 / math.sqrt(options.head_dim)
-        attended = packed_pass.attend(layer, query, key, value.contiguous(), scale, options.window, None)
+        attended = packed_pass.attend(
+            layer, query, key, value=value.contiguous(), scale=scale, window=options.window, softcap=None
+        )
         states = states + self.o_proj(attended.flatten(1))
         normed = self._normed(states, "post_attention_layernorm")
         gate, up = self.to_features(normed).chunk(2, -1)
-        found: Tensor = states + self.down_proj(options.activation(gate) * up)
-        return self._normed(found, "norm") if self.feeds_normed else found
+        outputs: Tensor = states + self.down_proj(options.activation(gate) * up)
+        return self._normed(outputs, "norm") if self.feeds_normed else outputs
 
     def _entered(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the layer's attention, and what its output is added to."""
@@ -115,25 +118,24 @@ class RecurrentHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:  # [rows, hidden_size] -> [rows, draft vocabulary]
         """Of the tokens ``ids``."""
-        found: Tensor = self.output(states if self.feeds_normed else self._normed(states, "norm"))
-        return found
+        logits: Tensor = self.output(states if self.feeds_normed else self._normed(states, "norm"))
+        return logits
 
     def _normed(self, rows: Tensor, name: str) -> Tensor:
         """By a norm that the head has, else unchanged."""
         weight = self._norms.get(name)
-        return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, self.options.eps)
+        return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, eps=self.options.eps)
 
 
 def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> tuple[nn.Linear, list[int]]:
     """Linear layers with the same input as one, and the widths of their outputs."""
-    found = [next(weight for name, weight in weights.items() if name.endswith(f"{each}.weight")) for each in names]
-    biases = [next((bias for name, bias in weights.items() if name.endswith(f"{each}.bias")), None) for each in names]
+    parts = [next(weights[full] for full in weights if full.endswith(f"{name}.weight")) for name in names]
+    biases = [next((weights[full] for full in weights if full.endswith(f"{name}.bias")), None) for name in names]
     bias = None
-    if any(each is not None for each in biases):
-        bias = torch.cat(
-            [weight.new_zeros(len(weight)) if b is None else b for b, weight in zip(biases, found, strict=True)]
-        )
-    return linear(torch.cat(found), bias, like), [len(weight) for weight in found]
+    if any(part is not None for part in biases):
+        pairs = zip(parts, biases, strict=True)
+        bias = torch.cat([weight.new_zeros(len(weight)) if part is None else part for weight, part in pairs])
+    return linear(torch.cat(parts), bias, like), [len(weight) for weight in parts]
 
 
 def _attribute(name: str) -> str:

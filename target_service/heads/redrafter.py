@@ -1,6 +1,6 @@
 """ReDrafter: a recurrent head that reads the target's last state, and the drafted tokens one after the other.
 
-Its own state begins at 0 before the root. (Zhang et al. 2024, "Recurrent Drafter for Fast Speculative Decoding in Large
+Its state begins at 0 before the root. (Zhang et al. 2024, "Recurrent Drafter for Fast Speculative Decoding in Large
 Language Models"; its beams share prefixes, and so are a tree.)
 """
 
@@ -18,10 +18,10 @@ from specdec.backends.taps import Taps
 from specdec.core.device import indices
 from specdec.core.tree import ROOT
 from target_service.heads.checkpoint import REDRAFTER, HeadFiles
-from target_service.heads.last_state import OfLastState
+from target_service.heads.last_state import LastState, OfLastState
 from target_service.heads.weights import layer_of, output_of
-from target_service.self_draft.ranking import guesses
-from target_service.self_draft.trees import NUM_CHILDREN, Growing, Guesses
+from target_service.self_draft.ranking import ranked_candidates
+from target_service.self_draft.trees import Candidates, Parent
 
 
 class ReDrafter(OfLastState, nn.Module):
@@ -39,47 +39,46 @@ class ReDrafter(OfLastState, nn.Module):
         size = like.shape[1]
         self.enter: Any = None
         width = 2 * size
-        if (found := weights.get("input_proj.weight")) is not None:
-            width = len(found)
-            self.enter = layer_of(files, "input_proj", width, 2 * size, like)
+        if (weight := weights.get("input_proj.weight")) is not None:
+            width = len(weight)
+            self.enter = layer_of(files, "input_proj", shape=(width, 2 * size), like=like)
         self.blocks = nn.ModuleList()
         while f"lm_head.{len(self.blocks)}.linear.weight" in weights:
-            self.blocks.append(layer_of(files, f"lm_head.{len(self.blocks)}.linear", width, width, like))
-        own = weights.get(f"lm_head.{len(self.blocks)}.weight")
-        self.output, self.ids = output_of(files, target, vocab_size, own, width)
+            self.blocks.append(layer_of(files, f"lm_head.{len(self.blocks)}.linear", shape=(width, width), like=like))
+        weight = weights.get(f"lm_head.{len(self.blocks)}.weight")
+        self.output, self.ids = output_of(files, target, vocab_size, weight=weight, width=width)
         self.from_token: Any = None
         if "rnn_w.weight" in weights:
-            self.from_token = layer_of(files, "rnn_w", size, size, like)
-            self.from_state: Any = layer_of(files, "rnn_u", size, size, like)
+            self.from_token = layer_of(files, "rnn_w", shape=(size, size), like=like)
+            self.from_state: Any = layer_of(files, "rnn_u", shape=(size, size), like=like)
         backend.pack(self)
 
     def next_states(self, states: Tensor, tokens: Sequence[int]) -> Tensor:  # [rows, hidden_size]
-        """The head's own states after ``tokens``."""
+        """The head's states after ``tokens``."""
         embedded: Tensor = self.embedding(indices(tokens, states.device))
         if self.from_token is None:
             return embedded + states
         return F.silu(self.from_token(embedded) + self.from_state(states))
 
     def logits(self, target_states: Tensor, states: Tensor) -> Tensor:  # [rows, draft vocabulary]
-        """Of the tokens ``ids``, from the target's states and the head's own, [rows, hidden_size] each."""
+        """Of the tokens ``ids``, from the target's states and the head's, [rows, hidden_size] each."""
         rows = torch.cat([target_states, states], -1)
         if self.enter is not None:
             rows = self.enter(rows)
         for block in self.blocks:
             rows = rows + F.silu(block(rows))
-        found: Tensor = self.output(rows)
-        return found
+        logits: Tensor = self.output(rows)
+        return logits
 
     def after(self, states: Tensor, tokens: Sequence[int]) -> Tensor:  # [rows, draft vocabulary]
         """The logits after ``tokens``, each of which follows its state [rows, hidden_size] of the target."""
         return self.logits(states, self.next_states(torch.zeros_like(states), tokens))
 
-    def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
-        of_target = torch.stack([each.memory.of_head.state for each, _ in places])
-        start = torch.zeros_like(of_target[0])
-        before = [start if node == ROOT else each.states[each.tree.parents[node]] for each, node in places]
-        states = self.next_states(torch.stack(before), [each.token(node) for each, node in places])
-        for (each, node), state in zip(places, states, strict=True):
-            each.states[node] = state
-        draws = [each.sampling.draw(each.position(node)) for each, node in places]
-        return guesses(self.logits(of_target, states), self.ids, draws, NUM_CHILDREN)
+    def candidates(self, parents: Sequence[Parent[LastState]]) -> list[Candidates]:
+        target_states = torch.stack([draft.state.known for draft, _ in parents])
+        start = torch.zeros_like(target_states[0])
+        before = [start if node == ROOT else draft.states[draft.tree.parents[node]] for draft, node in parents]
+        states = self.next_states(torch.stack(before), [parent.token for parent in parents])
+        for (draft, node), state in zip(parents, states, strict=True):
+            draft.states[node] = state
+        return ranked_candidates(self.logits(target_states, states), self.ids, [parent.draw for parent in parents])

@@ -26,14 +26,14 @@ _QUESTIONS = (
     "If three pens cost six euros, what do seven pens cost?",
 )
 _LENGTH = 64
-_LONGEST_PROMPT = 96
-_OF_ANSWERS, _OF_ANYTHING = 0.5, 1.0
-"""Temperatures. From the same beginning a model needs more chance for different texts."""
+_MAX_PROMPT_TOKENS = 96
+_ANSWER_TEMPERATURE, _TEXT_TEMPERATURE = 0.5, 1.0
+"""From the same beginning a model needs more chance for different texts."""
 
 
 @dataclass(frozen=True)
-class OwnText:
-    """``start``: the first row of which the target wrote the next token itself."""
+class WrittenText:
+    """``start``: the first row of which the target wrote the next token."""
 
     ids: list[int]
     start: int
@@ -41,40 +41,40 @@ class OwnText:
 
 def prompts_of(directory: Path | None, runner: ModelRunner) -> list[list[int]]:
     """What texts begin with; equal ones for a model without a chat template, or with a long one."""
-    found = asked(directory, _QUESTIONS) if directory is not None else []
-    usable = [ids for ids in found if 0 < len(ids) <= _LONGEST_PROMPT and max(ids) < runner.info.vocab_size]
+    prompts = asked(directory, _QUESTIONS) if directory is not None else []
+    usable = [ids for ids in prompts if 0 < len(ids) <= _MAX_PROMPT_TOKENS and max(ids) < runner.info.vocab_size]
     config: Any = runner.model.config.get_text_config()
-    first = next((each for each in (config.bos_token_id, *runner.info.eos_token_ids) if isinstance(each, int)), 0)
+    first = next((id_ for id_ in (config.bos_token_id, *runner.info.eos_token_ids) if isinstance(id_, int)), 0)
     return usable or [[first] for _ in _QUESTIONS]
 
 
 @torch.inference_mode()
-def write(runner: ModelRunner, prompts: Sequence[Sequence[int]], seed: int) -> list[OwnText]:
+def write(runner: ModelRunner, prompts: Sequence[Sequence[int]], seed: int) -> list[WrittenText]:
     """One text after each prompt, up to its end. The same for the same seed."""
     caches = [runner.new_cache(b"proof") for _ in prompts]
     texts, fed = [list(prompt) for prompt in prompts], [0] * len(prompts)
-    sampling = SamplingParams(_OF_ANSWERS if len(set(map(tuple, prompts))) > 1 else _OF_ANYTHING)
+    sampling = SamplingParams(_ANSWER_TEMPERATURE if len(set(map(tuple, prompts))) > 1 else _TEXT_TEMPERATURE)
     try:
         for _ in range(_LENGTH):
             segments = []
             for cache, ids, num_fed in zip(caches, texts, fed, strict=True):
                 num = len(ids) - num_fed
                 cache.take(num)
-                segments.append(Segment(ids[num_fed:], range(-1, num - 1), num_fed, cache.block_table, [num - 1]))
+                segments.append(Segment.chain(ids[num_fed:], num_fed, cache.block_table, logit_rows=[num - 1]))
             outputs = runner.forward(segments)
-            draws = [Draw(sampling, seed + place, len(ids)) for place, ids in enumerate(texts)]
-            tokens = runner.backend.draw(torch.cat([each.logits for each in outputs]), draws).tolist()
-            for place, (cache, ids, token) in enumerate(zip(caches, texts, tokens, strict=True)):
-                cache.keep(range(len(ids) - fed[place]))
-                fed[place] = len(ids)
+            draws = [Draw(sampling, seed + number, len(ids)) for number, ids in enumerate(texts)]
+            tokens = runner.backend.draw(torch.cat([rows.logits for rows in outputs]), draws).tolist()
+            for number, (cache, ids, token) in enumerate(zip(caches, texts, tokens, strict=True)):
+                cache.keep(range(len(ids) - fed[number]))
+                fed[number] = len(ids)
                 ids.append(token)
     finally:
         for cache in caches:
             cache.release()
-    return [_ended(ids, len(prompt), runner) for ids, prompt in zip(texts, prompts, strict=True)]
+    return [_up_to_end(ids, len(prompt), runner) for ids, prompt in zip(texts, prompts, strict=True)]
 
 
-def _ended(ids: list[int], num_prompt: int, runner: ModelRunner) -> OwnText:
+def _up_to_end(ids: list[int], num_prompt: int, runner: ModelRunner) -> WrittenText:
     """The text up to its end token, behind which it means nothing."""
-    ends = [place for place in range(num_prompt, len(ids)) if ids[place] in runner.info.eos_token_ids]
-    return OwnText(ids[: ends[0]] if ends else ids, num_prompt - 1)
+    ends = [position for position in range(num_prompt, len(ids)) if ids[position] in runner.info.eos_token_ids]
+    return WrittenText(ids[: ends[0]] if ends else ids, num_prompt - 1)

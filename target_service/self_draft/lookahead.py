@@ -1,7 +1,7 @@
-"""Lookahead decoding: the target guesses for itself, several positions at once, and collects what it said as n-grams.
+"""Lookahead decoding: the target guesses for itself, several positions at once, and collects its guesses as n-grams.
 
-A tree has two parts. The window is W parallel guesses of the next tokens, N - 1 levels deep, each level what the target
-said after the one before, a pass earlier. The candidates are G n-grams at most that began with the root's token before.
+A tree has two parts. The window is W parallel guesses of the next tokens, N - 1 levels deep, each level the target's
+tokens after the one before, a pass earlier. The candidates are at most G n-grams that began with the root's token.
 Any path of both may be accepted. Needs no training. (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
 Using Lookahead Decoding".)
 """
@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.sampling.state import NO_TOKEN
-from target_service.self_draft.trees import Growing, Passed
+from target_service.self_draft.trees import DraftRequest, Passed
 from target_service.verifier import MAX_SELF_DRAFT_NODES
 
 Gram = tuple[int, ...]
 
-
-_MOST_FIRST_TOKENS = 4096
+_MAX_FIRST_TOKENS = 4096
 """Of the n-grams of a text: about 4 MiB by default. What began with the oldest first token goes."""
 
 
@@ -33,14 +32,14 @@ class Pool:
         self._grams: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()
 
     def add(self, gram: Sequence[int]) -> None:
-        found = self._grams.setdefault(gram[0], OrderedDict())
+        continuations = self._grams.setdefault(gram[0], OrderedDict())
         self._grams.move_to_end(gram[0])
-        if len(self._grams) > _MOST_FIRST_TOKENS:
+        if len(self._grams) > _MAX_FIRST_TOKENS:
             self._grams.popitem(last=False)
-        found[tuple(gram[1:])] = None
-        found.move_to_end(tuple(gram[1:]))
-        if len(found) > self._size:
-            found.popitem(last=False)
+        continuations[tuple(gram[1:])] = None
+        continuations.move_to_end(tuple(gram[1:]))
+        if len(continuations) > self._size:
+            continuations.popitem(last=False)
 
     def after(self, token: int) -> list[Gram]:
         """The latest one first."""
@@ -79,11 +78,11 @@ class Lookahead:
     def open(self, salt: bytes) -> Window:
         return Window(Pool(self._candidates))
 
-    def num_rows(self, memory: Window) -> None:
+    def num_rows(self, state: Window) -> None:
         return None
 
-    def grow(self, growing: Sequence[Growing]) -> list[TokenTree]:
-        return [self._tree(each.memory, each.ids, each.max_nodes) for each in growing]
+    def grow(self, requests: Sequence[DraftRequest[Window]]) -> list[TokenTree]:
+        return [self._tree(request.state, request.ids, request.max_nodes) for request in requests]
 
     def _tree(self, window: Window, ids: Sequence[int], max_nodes: int) -> TokenTree:
         """The candidates, the latest first, then the window; without room for the window it is empty."""
@@ -92,7 +91,7 @@ class Lookahead:
             return EMPTY_TREE
         if not window.levels:
             window.levels = [_random(ids, self._width - 1)]
-        tree = _Tree()
+        tree = _MergedTree()
         for gram in window.pool.after(ids[-1])[: (max_nodes - self._num_window) // (self._length - 1)]:
             node = ROOT
             for token in gram:
@@ -105,50 +104,49 @@ class Lookahead:
         for level in window.levels[1:]:
             parents = [tree.child(parent, token) for parent, token in zip(parents, level, strict=False)]
             window.nodes.append(parents)
-        return TokenTree(tuple(tree.tokens), tuple(tree.parents))
+        return TokenTree(tuple(tree.token_ids), tuple(tree.parents))
 
-    def learn(self, passed: Passed) -> None:
-        """Take what the target said after the last level as the next one, and move on by one position."""
-        window: Window = passed.memory
-        nodes, window.nodes = window.nodes, []
+    def learn(self, state: Window, passed: Passed) -> None:
+        """Make the target's tokens after the last level the next one, and move on by one position."""
+        nodes, state.nodes = state.nodes, []
         decision = passed.decision
         if not nodes or decision is None or len(decision.predictions) <= max(map(max, nodes)) + 1:
             return  # no tree, or no memory for it
         root = passed.ids[-1]
         last = nodes[-1] if len(nodes) > 1 else [ROOT, *nodes[0]]
-        said = [decision.predictions[1 + node] for node in last]
+        predictions = [decision.predictions[1 + node] for node in last]
         # After a node that a grammar forbids the target has no token.
-        others = _random(passed.ids, len(said))
-        window.levels.append([other if token == NO_TOKEN else token for token, other in zip(said, others, strict=True)])
-        starts = [root, *window.levels[0]]
-        if len(window.levels) < self._length:
-            window.levels = [level[1:] for level in window.levels]
+        substitutes = zip(predictions, _random(passed.ids, len(last)), strict=True)
+        state.levels.append([other if token == NO_TOKEN else token for token, other in substitutes])
+        starts = [root, *state.levels[0]]
+        if len(state.levels) < self._length:
+            state.levels = [level[1:] for level in state.levels]
         else:
             for entry in range(self._width):
-                window.pool.add([starts[entry], *(level[entry] for level in window.levels[1:])])
-            window.levels = [window.levels[1][1:], *window.levels[2:]]
-        sizes = [self._width - 1] + [self._width] * (len(window.levels) - 1)
-        for level, size in zip(window.levels, sizes, strict=True):
+                state.pool.add([starts[entry], *(level[entry] for level in state.levels[1:])])
+            state.levels = [state.levels[1][1:], *state.levels[2:]]
+        sizes = [self._width - 1] + [self._width] * (len(state.levels) - 1)
+        for level, size in zip(state.levels, sizes, strict=True):
             level += _random(passed.ids, size - len(level))
 
 
-class _Tree:
+class _MergedTree:
     """A tree in which equal siblings are one node."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
+        self.token_ids: list[int] = []
         self.parents: list[int] = []
         self._nodes: dict[tuple[int, int], int] = {}
 
     def child(self, parent: int, token: int) -> int:
         if (parent, token) not in self._nodes:
-            self._nodes[parent, token] = len(self.tokens)
-            self.tokens.append(token)
+            self._nodes[parent, token] = len(self.token_ids)
+            self.token_ids.append(token)
             self.parents.append(parent)
         return self._nodes[parent, token]
 
 
 def _random(ids: Sequence[int], count: int) -> list[int]:
     """Tokens of the text, the same ones for the same text: guesses where there is nothing better."""
-    chosen = random.Random(len(ids))
-    return [ids[chosen.randrange(len(ids))] for _ in range(count)]
+    rng = random.Random(len(ids))
+    return [ids[rng.randrange(len(ids))] for _ in range(count)]

@@ -1,62 +1,48 @@
-"""The comparison of drafts: their sizes, one that is measured beside its target, and how the figures look."""
+"""bench drafts: sizes of drafts, and what their rounds are worth by them."""
 
 from __future__ import annotations
 
-from io import StringIO
+import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from bench.drafts.__main__ import tables
-from bench.drafts.chart import draw
-from bench.drafts.measuring import NUMBERS, Figure, Figures, measure, num_parameters, read_prompts
+from bench.drafts import ALONE, NUMBERS, by_parameters, main, num_parameters, sizes_of, tables
+from bench.harness.command import Common
+from bench.harness.models import Models
+from bench.harness.runner import Answer, Results, Row, Run
+from specdec.v1.generation_pb2 import SpeculationStats
 from tests.checkout import DEMO
 
 
-def figures(speed: float) -> Figures:
-    return {number: Figure(0.5, 1.0 + (number or 3) / 2, speed) for number in NUMBERS}
+def row(case: str, contender: str, tokens_per_pass: int) -> Row:
+    stats = SpeculationStats(num_rounds=4)
+    return Row(case, contender, [Run(1.0, [Answer([0] * 4 * tokens_per_pass, stats=stats)])])
 
 
 def test_a_checkpoint_has_as_many_parameters_as_its_tensors_have_numbers(tmp_path: Path) -> None:
-    assert num_parameters(DEMO / "draft") == 926_336
-    with pytest.raises(ValueError, match="is no checkpoint"):
-        num_parameters(tmp_path)
+    assert num_parameters(str(DEMO / "draft")) == 926_336
+    assert sizes_of(Models("", "T", (str(DEMO / "draft"),))) == {"draft": 926_336}
+    for missing in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=str(missing)):
+            num_parameters(str(missing))
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '["def"]', "def", '[{"prompt": "def"}]'])
-def test_a_file_without_prompts_is_refused(content: str, tmp_path: Path) -> None:
-    assert len(read_prompts(DEMO / "prompts.json")) > 20
-    (tmp_path / "prompts.json").write_text(content)
-    for file in ("prompts.json", "none.json"):
-        with pytest.raises(ValueError, match=file):
-            read_prompts(tmp_path / file)
-
-
-def test_tables_have_a_row_for_each_draft_in_80_columns() -> None:
-    text = StringIO()
-    for table in tables([("draft", 1_000_000), ("draft", 5_000_000)], 10_000_000, [figures(1.2), figures(0.8)]):
-        Console(file=text, width=80).print(table)
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if "M  " in line] == ["draft"] * 6
-    assert sum("1.20 x" in line for line in lines) == 1
-    assert "2.14 x" in lines[-2], "3 tokens in one pass of the target and four of a tenth"
-
-
-def test_a_chart_is_drawn_whatever_the_order_of_sizes(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw([0.3, 0.08], [figures(0.9), figures(1.3)], tmp_path / "drafts.svg")
-    assert "Tokens per round" in (tmp_path / "drafts.svg").read_text()
+def test_the_speed_by_parameters_is_that_of_a_pass_that_takes_as_long_as_its_model_is_large() -> None:
+    names = [f"K = {number}" for number in NUMBERS]
+    rows = [row("small", ALONE, 1), *(row("small", name, 3) for name in names), row("small", "chosen", 2)]
+    by_size = by_parameters(Results(rows), {"small": 0.1})
+    assert by_size["K = 4"]["small"] == pytest.approx(3 / 1.4), "in one pass of the target and four of a tenth"
+    assert len(tables(Results(rows), {"small": 0.1})) == 4
+    assert len(tables(Results(rows), {})) == 3, "the size of a running deployment's draft is unknown"
 
 
 @pytest.mark.slow
-async def test_the_bundled_draft_is_measured_beside_its_target() -> None:
-    done: list[None] = []
-    [found] = await measure(
-        DEMO / "target", [DEMO / "draft"], ["def main(", "import "], 16, 1, lambda: done.append(None)
-    )
-    assert len(done) == 3
-    assert 0 < found[1].acceptance <= 1
-    assert 1 < found[4].length <= 5
-    assert all(each.speed > 0 for each in found.values())
+def test_the_bundled_draft_is_measured_next_to_its_target(tmp_path: Path) -> None:
+    main(Common(per_task=2, tokens=16, threads=1, json=tmp_path / "json", chart=tmp_path / "chart.svg"))
+    written = json.loads((tmp_path / "json").read_text())
+    lengths = {each["contender"]: each["tokens_per_pass"] for each in written["rows"]}
+    assert 1 < lengths["K = 4"] <= 5
+    assert lengths[ALONE] == 1
+    assert written["shares"]["draft"] == pytest.approx(0.0825, abs=0.001)
+    assert (tmp_path / "chart.svg").exists()

@@ -17,9 +17,9 @@ from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
-from tests.certificates import files
+from testing.certificates import files
+from testing.raw import started, target_open
 from tests.contract.bad import runner
-from tests.contract.raw import target_open
 
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 40, "seed": 1}
 PATIENCE_S = 20.0
@@ -28,12 +28,8 @@ PATIENCE_S = 20.0
 @asynccontextmanager
 async def target(directory: Path | None, **settings: Any) -> AsyncIterator[ModelServer]:
     own = files(directory, "target") if directory else {}
-    server = create_target_server(LmVerifier(runner()), EngineSettings(**own, **settings))
-    await server.start()
-    try:
+    async with started(create_target_server(LmVerifier(runner()), EngineSettings(**own, **settings))) as server:
         yield server
-    finally:
-        await server.stop()
 
 
 async def unary(address: str, tls: Tls | None, name: str = "target") -> common_pb2.GetModelInfoResponse:

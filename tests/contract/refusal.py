@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from specdec.core.errors import SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2
+from testing.patience import PATIENCE_S
 from tests.cluster import Cluster
-from tests.contract.raw import PATIENCE_S
 
 IDS = {"token_ids": [1, 2, 3]}
 

@@ -18,12 +18,9 @@ from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.bad import NAN, UNSUPPORTED, assert_violation, runner, scribble
-from tests.contract.raw import (
-    BLOCK,
-    COUPLED,
+from testing.bad_input import attack, disturb
+from testing.raw import (
     PATIENCE_S,
-    TOKEN,
     advance,
     draft,
     draft_open,
@@ -32,6 +29,7 @@ from tests.contract.raw import (
     target,
     target_open,
 )
+from tests.contract.bad import NAN, assert_violation, runner
 
 BAD_SPECS: list[tuple[str, common_pb2.SequenceSpec]] = [
     ("spec.token_ids", spec(())),
@@ -52,8 +50,7 @@ BAD_SPECS: list[tuple[str, common_pb2.SequenceSpec]] = [
 async def test_a_malformed_open_is_refused_by_field_and_disturbs_no_other() -> None:
     async with target(LmVerifier(runner())) as targets, draft(LanguageModelDrafter(runner())) as drafts:
         stream, other = targets.stream(), drafts.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         for sequence, (field, bad) in enumerate(BAD_SPECS, 2):
             await stream.send(opens=[target_open(sequence, spec=bad)])
             await other.send(opens=[draft_open(sequence, spec=bad)])
@@ -61,8 +58,7 @@ async def test_a_malformed_open_is_refused_by_field_and_disturbs_no_other() -> N
                 await assert_violation(each, sequence, field)
         await stream.send(opens=[target_open(91, stop_token_ids=[8])])
         await assert_violation(stream, 91, "stop_token_ids")
-        await stream.send(rounds=[round_(1, 1, 4)])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4))).round == 1
         await drafts.nothing_left(open_streams=1)
 
 
@@ -97,8 +93,7 @@ async def test_another_model_digest_is_a_failed_precondition_that_names_both() -
             mine = service.server.servicer.info.model_digest
             assert re.search(r"\bcafe\b", str(error))
             assert mine in str(error)
-            await stream.send(opens=[opens(2, model_digest=mine)])
-            assert not isinstance(await stream.answer(2), SpecdecError)
+            assert not isinstance(await stream.ask(opens(2, model_digest=mine)), SpecdecError)
 
 
 @pytest.mark.parametrize("which", [target, draft])
@@ -115,50 +110,25 @@ async def test_entries_for_ended_sequences_are_dropped_in_silence(which: Any) ->
         await stream.send(closes=[1, 1, 77])  # idempotent, also for what never was
         for s in (1, 2):
             await stream.send(**entry(s))
-        await stream.send(opens=[opens(4)])
-        await stream.answer(4)
+        await stream.ask(opens(4))
         assert (stream.unread(1), stream.unread(2)) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("which", [target, draft])
 async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
-    random_ = random.Random(seed)
     is_target = which is target
     table = runner(num_slots=600)
-    model = LmVerifier(table) if is_target else LanguageModelDrafter(table)
     opens = target_open if is_target else draft_open
-    async with which(model) as service:
+    async with which(LmVerifier(table) if is_target else LanguageModelDrafter(table)) as service:
         honest = service.stream()
-        await honest.send(opens=[opens(1, seed=3)])
-        before = await honest.answer(1)
-        num_answers, num_errors = 0, 0
-        for _ in range(8):
-            stream = service.stream()
-            number = 0
-            for _ in range(20):
-                frame = scribble(random_, service.request())
-                # Numbers rise as they must, mostly; else nothing would ever be opened.
-                for message in frame.opens:
-                    number += random_.random() < 0.9
-                    message.sequence = number
-                    if random_.random() < 0.6:
-                        message.spec.CopyFrom(spec(method=random_.choice([COUPLED, TOKEN, BLOCK])))
-                    if random_.random() < 0.8:
-                        message.more = False
-                for message in frame.rounds if is_target else frame.advances:
-                    if random_.random() < 0.5:
-                        message.base = 4 if is_target else 3 + len(message.token_ids)
-                        message.number = 1
-                await stream._call.write(frame)
-            await stream.half_close()
-            assert await stream.status() is grpc.StatusCode.OK
-            num_answers += sum(len(f.verdicts if is_target else f.growths) for f in stream.frames)
-            num_errors += sum(len(f.errors) for f in stream.frames)
-        assert num_answers > 20, "the frames are not all nonsense"
-        assert num_errors > 20
-        await honest.send(opens=[opens(2, seed=3)])
-        after = await honest.answer(2)
+        before = await honest.ask(opens(1, seed=3))
+        address, role = f"127.0.0.1:{service.server.port}", "target" if is_target else "draft"
+        statuses = await attack(role, address, 1000, random.Random(seed))
+        assert statuses["OK"] > 20, "the frames are not all nonsense"
+        assert statuses["INVALID_ARGUMENT"] > 20
+        assert not {"INTERNAL", "UNKNOWN", "INVALID_ARGUMENT without a field"} & statuses.keys(), statuses
+        after = await honest.ask(opens(2, seed=3))
         if is_target:
             assert (after.base, after.next_token) == (before.base, before.next_token)
         await honest.send(closes=[1, 2])
@@ -166,19 +136,21 @@ async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [target_pb2.VerifyRequest, draft_pb2.DraftRequest, generation_pb2.GenerateRequest])
-def test_every_field_of_the_contract_is_scribbled_in(kind: type[Message]) -> None:
-    filled: set[str] = set()
-    for seed in range(3000):
-        filled |= set(_filled(scribble(random.Random(seed), kind())))
+def test_every_field_of_the_contract_is_disturbed(kind: type[Message]) -> None:
+    chance, filled = random.Random(1), set()
+    for _ in range(500):
+        message = kind()
+        for _ in range(20):
+            disturb(message, chance)
+        filled |= set(_filled(message))
     assert filled >= set(_fields(kind.DESCRIPTOR))
 
 
 def _fields(descriptor: Descriptor) -> Iterator[str]:
     for field in descriptor.fields:
-        if field.name not in UNSUPPORTED:
-            yield field.full_name
-            if field.message_type is not None:
-                yield from _fields(field.message_type)
+        yield field.full_name
+        if field.message_type is not None:
+            yield from _fields(field.message_type)
 
 
 def _filled(message: Message) -> Iterator[str]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.bounds import MAX_REQUEST_BYTES
 from specdec.core.errors import ContextExceeded, InvalidArgument, TooLarge
-from specdec.transport import rpc
-from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from testing.bad_input import attack
+from testing.patience import PATIENCE_S
+from testing.raw import BLOCK, TOKEN
 from tests.cluster import Cluster, cluster
-from tests.contract.bad import CONTEXT, INF, NAN, runner, scribble
-from tests.contract.raw import BLOCK, PATIENCE_S, TOKEN
+from tests.contract.bad import CONTEXT, INF, NAN, runner
 from tests.contract.refusal import IDS, generate_request, refusal
 
 
@@ -176,32 +174,11 @@ async def test_the_last_token_of_the_context_can_be_had() -> None:
 
 
 async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
-    random_ = random.Random(7)
-    served, refused = 0, set()  # a part of them is right, for a part the context is too short
-    async with deployment(tokenizer_file) as running, rpc.channel(f"127.0.0.1:{running.orchestrator.port}") as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-
-        async def one(message: generation_pb2.GenerateRequest) -> None:
-            nonlocal served
-            for name in ("grammar", "json_schema", "regex", "choices") if random_.random() < 0.8 else ():
-                message.ClearField(name)  # no model without a tokenizer can follow one  # type: ignore[arg-type]
-            call = stub.Generate(message, timeout=PATIENCE_S)
-            try:
-                async for _ in call:
-                    pass
-                served += 1
-            except grpc.aio.AioRpcError as error:
-                refused.add(error.code())
-            finally:
-                call.cancel()
-
-        for _ in range(10):
-            await asyncio.gather(
-                *(one(scribble(random_, generation_pb2.GenerateRequest())) for _ in range(20))  # type: ignore[arg-type]
-            )
-        assert served > 10, "the requests are not all nonsense"
-        assert grpc.StatusCode.INVALID_ARGUMENT in refused
-        assert refused <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}
+    async with deployment(tokenizer_file) as running:
+        statuses = await attack("orchestrator", f"127.0.0.1:{running.orchestrator.port}", 400, random.Random(7))
+    assert statuses["OK"] > 10, "the requests are not all nonsense"
+    assert statuses["INVALID_ARGUMENT"] > 100
+    assert statuses.keys() <= {"OK", "INVALID_ARGUMENT", "OUT_OF_RANGE"}
 
 
 async def test_extremes_that_are_allowed_are_served() -> None:

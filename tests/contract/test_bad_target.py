@@ -7,13 +7,12 @@ import struct
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import ContextExceeded, Overloaded, Preempted, SpecdecError
 from specdec.server import chunked_opens
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.bad import INF, NAN, assert_never_opened, assert_out_of_step, assert_violation, runner
-from tests.contract.raw import (
+from testing.misbehaving import Misbehaving
+from testing.raw import (
     BLOCK,
     COUPLED,
     TOKEN,
@@ -22,7 +21,8 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
-from tests.models.misbehaving import Misbehaving
+from testing.table_model import Table, TableVerifier
+from tests.contract.bad import INF, NAN, assert_out_of_step, assert_violation, runner
 
 DRAFTED = [([1, 2], [1.0, 0.5]), ([2], [1.0])]  # distributions of the chain 1, 2
 BAD_TREES: list[tuple[str, int, common_pb2.TokenTree]] = [
@@ -68,15 +68,12 @@ BAD_TREES: list[tuple[str, int, common_pb2.TokenTree]] = [
 async def test_a_malformed_tree_is_refused_by_field_and_disturbs_no_other() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         for sequence, (field, method, bad) in enumerate(BAD_TREES, 2):
-            await stream.send(opens=[target_open(sequence, method=method)])
-            await stream.answer(sequence)
+            await stream.ask(target_open(sequence, method=method))
             await stream.send(rounds=[round_(sequence, 1, 4, bad)])
             await assert_violation(stream, sequence, field)
-        await stream.send(rounds=[round_(1, 1, 4, tree([1, 2, 3, 4], [-1, 0, -1, 2]))])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4, tree([1, 2, 3, 4], [-1, 0, -1, 2])))).round == 1
         await stream.send(closes=[1])
         await service.nothing_left(open_streams=1)
 
@@ -93,10 +90,8 @@ async def test_good_trees_are_taken() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
         for sequence, (method, tree_) in enumerate(good):
-            await stream.send(opens=[target_open(sequence, method=method)])
-            await stream.answer(sequence)
-            await stream.send(rounds=[round_(sequence, 1, 4, tree_)])
-            verdict = await stream.answer(sequence)
+            await stream.ask(target_open(sequence, method=method))
+            verdict = await stream.ask(round_(sequence, 1, 4, tree_))
             assert not isinstance(verdict, SpecdecError), (tree_, verdict)
 
 
@@ -107,17 +102,13 @@ async def test_a_chain_that_was_not_drawn_as_it_says_is_not_verified_and_the_seq
         for sequence, method in enumerate((TOKEN, BLOCK)):
             texts = []
             for number, probs in ((2 * sequence, [certain, untrue]), (2 * sequence + 1, None)):
-                await stream.send(opens=[target_open(number, method=method)])
-                await stream.answer(number)
-                await stream.send(rounds=[round_(number, 1, 4, tree([1, 1], probs=probs) if probs else None)])
-                verdict = await stream.answer(number)
+                await stream.ask(target_open(number, method=method))
+                verdict = await stream.ask(round_(number, 1, 4, tree([1, 1], probs=probs) if probs else None))
                 assert (list(verdict.accepted), verdict.refused) == ([], probs is not None)
                 texts.append(verdict.next_token)
-                await stream.send(rounds=[round_(number, 2, 5, tree([1]))])
-                assert not (await stream.answer(number)).refused
+                assert not (await stream.ask(round_(number, 2, 5, tree([1])))).refused
             assert texts[0] == texts[1], "the target's own token"
-        await stream.send(opens=[target_open(9, method=TOKEN, temperature=0.0)])
-        await stream.answer(9)
+        await stream.ask(target_open(9, method=TOKEN, temperature=0.0))
         await stream.send(rounds=[round_(9, 1, 4, tree([1, 1], probs=[untrue, untrue]))])
         assert not (await stream.answer(9)).refused, "at temperature 0 nothing is drawn"
 
@@ -131,11 +122,9 @@ async def test_a_sequence_number_is_used_once_in_a_stream() -> None:
         for number in (5, 6):
             await stream.send(opens=[target_open(number)])
             await assert_violation(stream, number, "sequence")
-        await stream.send(rounds=[round_(7, 1, 4)])
-        assert (await stream.answer(7)).round == 1
+        assert (await stream.ask(round_(7, 1, 4))).round == 1
         other = service.stream()  # another stream has numbers of its own
-        await other.send(opens=[target_open(5)])
-        assert (await other.answer(5)).base == 3
+        assert (await other.ask(target_open(5))).base == 3
 
 
 async def test_more_than_the_targets_context_is_out_of_range_with_the_limit() -> None:
@@ -146,12 +135,9 @@ async def test_more_than_the_targets_context_is_out_of_range_with_the_limit() ->
         assert isinstance(error, ContextExceeded)
         assert "16" in str(error)
         assert (await stream.answer(2)).base == 15
-        await stream.send(opens=[target_open(3, token_ids=[1] * 12)])
-        await stream.answer(3)
-        await stream.send(rounds=[round_(3, 1, 13, tree([1, 2, 3]))])
-        assert (await stream.answer(3)).base == 13  # positions 13, 14, 15
-        await stream.send(opens=[target_open(4, token_ids=[1] * 12)])
-        await stream.answer(4)
+        await stream.ask(target_open(3, token_ids=[1] * 12))
+        assert (await stream.ask(round_(3, 1, 13, tree([1, 2, 3])))).base == 13  # positions 13, 14, 15
+        await stream.ask(target_open(4, token_ids=[1] * 12))
         await stream.send(rounds=[round_(4, 1, 13, tree([1, 2, 3, 4]))])
         assert isinstance(await stream.error(4), ContextExceeded)
 
@@ -160,18 +146,15 @@ async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_s
     verifier = LmVerifier(runner(num_slots=200, context_length=512))
     async with target(verifier) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1, token_ids=[1] * 20)])
-        await stream.answer(1)
-        await stream.send(opens=[target_open(2, token_ids=[2] * 10)])
-        await stream.answer(2)
+        await stream.ask(target_open(1, token_ids=[1] * 20))
+        await stream.ask(target_open(2, token_ids=[2] * 10))
         # Opens leave room for what is there to grow.
         await stream.send(opens=[target_open(3, token_ids=[3] * 120)])
         error = await stream.error(3)
         assert isinstance(error, Overloaded)
         assert error.retry_after_s > 0
         # No room is left for the tree of the older one: nothing of it is verified.
-        await stream.send(rounds=[round_(1, 1, 21, tree([n % 6 for n in range(190)]))])
-        verdict = await stream.answer(1)
+        verdict = await stream.ask(round_(1, 1, 21, tree([n % 6 for n in range(190)])))
         assert (verdict.round, list(verdict.accepted)) == (1, [])
         # None is left for its text: the younger is preempted, its caller replays it.
         for number, base, num_more in ((2, 22, 64), (3, 87, 64), (4, 152, 45)):
@@ -189,38 +172,17 @@ async def test_a_round_out_of_step_is_aborted_naming_what_was_expected() -> None
     verifier = Misbehaving(LmVerifier(runner()))
     async with target(verifier) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(100)])
-        await stream.answer(100)
-        cases = [
-            (round_(1, 2, 4), "round 1"),  # from the future
-            (round_(1, 0, 4), "round 1"),  # the open's own number
-            (round_(1, 2**32 - 1, 4), "round 1"),
-            (round_(1, 1, 5), "base 4"),
-            (round_(1, 1, 2**32 - 1), "base 4"),
-            (round_(1, 1, 2), "base 4"),  # inside the prompt
-            (round_(1, 1, 0), "base 4"),
-        ]
-        for sequence, (wrong, expected) in enumerate(cases, 101):
-            await stream.send(opens=[target_open(sequence)])
-            await stream.answer(sequence)
-            wrong.sequence = sequence
-            await stream.send(rounds=[wrong])
-            await assert_out_of_step(stream, sequence, expected)
-        # A duplicate, while the first is unanswered and after it.
-        await stream.send(opens=[target_open(200), target_open(201)])
-        await asyncio.gather(stream.answer(200), stream.answer(201))
-        await stream.send(rounds=[round_(200, 1, 4), round_(200, 1, 4), round_(201, 1, 4)])
-        await assert_out_of_step(stream, 200, "round 1")
-        assert (await stream.answer(201)).round == 1
-        await stream.send(rounds=[round_(201, 1, 4)])
-        await assert_out_of_step(stream, 201, "round 2")
-        # The open's own verdict is an answer to wait for.
-        await stream.send(opens=[target_open(202)], rounds=[round_(202, 1, 4)])
-        await assert_out_of_step(stream, 202, "round 0")
-        await assert_never_opened(stream, rounds=[round_(300, 1, 4)])
-        await stream.send(rounds=[round_(100, 1, 4)])
+        await stream.ask(target_open(100))
+        await assert_out_of_step(stream, 101)
+        # A round that is answered already; and the open's own verdict is an answer to wait for.
+        await stream.ask(target_open(200))
+        await stream.ask(round_(200, 1, 4))
+        await stream.send(rounds=[round_(200, 1, 4)])
+        assert "round 2 was expected" in str(await stream.error(200))
+        await stream.send(opens=[target_open(201)], rounds=[round_(201, 1, 4), round_(100, 1, 4)])
+        assert "round 0 is unanswered" in str(await stream.error(201))
         assert (await stream.answer(100)).round == 1
-        await stream.send(closes=[100])
+        await stream.send(closes=[100, 111])  # 111 was opened beside the unknown one
         await service.nothing_left(open_streams=1)
 
 
@@ -228,8 +190,7 @@ async def test_a_traceparent_of_nonsense_is_no_reason_to_refuse() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
         for sequence, traceparent in enumerate(["x", "00-0-0-0", "\x00", "00-" + "f" * 32 + "-" + "0" * 16 + "-01"]):
-            await stream.send(opens=[target_open(sequence, traceparent=traceparent)])
-            assert (await stream.answer(sequence)).base == 3
+            assert (await stream.ask(target_open(sequence, traceparent=traceparent))).base == 3
 
 
 def test_the_weights_of_the_bad_trees_are_what_they_say() -> None:
@@ -243,15 +204,13 @@ async def test_a_target_that_knows_no_transforms_refuses_them() -> None:
         sampling = common_pb2.SamplingParams(temperature=1, top_p=1, presence_penalty=0.5)
         await stream.send(opens=[target_open(1, sampling=sampling)])
         await assert_violation(stream, 1, "spec.sampling")
-        await stream.send(opens=[target_open(2)])
-        assert (await stream.answer(2)).base == 3
+        assert (await stream.ask(target_open(2))).base == 3
 
 
 async def test_lists_of_an_open_and_a_round_have_bounds() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         sampling = common_pb2.SamplingParams(temperature=1, top_p=1, min_tokens=1, end_token_ids=[1] * 1025)
         await stream.send(opens=[target_open(2, sampling=sampling)])
         await assert_violation(stream, 2, "spec.sampling.end_token_ids")
@@ -259,8 +218,7 @@ async def test_lists_of_an_open_and_a_round_have_bounds() -> None:
         await assert_violation(stream, 3, "stop_token_ids")
         await stream.send(opens=[target_open(4, cache_salt=b"x" * 257)])
         await assert_violation(stream, 4, "spec.cache_salt")
-        await stream.send(opens=[target_open(5)])
-        await stream.answer(5)
+        await stream.ask(target_open(5))
         await stream.send(rounds=[round_(5, 1, 4, tree([1] * 1025))])
         await assert_violation(stream, 5, "tree")
         await stream.send(closes=[1])
@@ -273,8 +231,7 @@ async def test_the_ids_of_all_unfinished_opens_together_are_bounded(monkeypatch:
         stream = service.stream()
         await stream.send(opens=[target_open(number, token_ids=[1] * 60, more=True) for number in (1, 2)])
         assert isinstance(await stream.error(2), Overloaded)
-        await stream.send(opens=[target_open(1)])
-        assert (await stream.answer(1)).base == 63
+        assert (await stream.ask(target_open(1))).base == 63
         await stream.send(closes=[1])
         await service.nothing_left(open_streams=1)
 

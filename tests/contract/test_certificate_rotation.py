@@ -11,7 +11,8 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.security import dev_ca as certificates
 from target_service.language_model import LmVerifier
-from tests.certificates import caller, files, stranger
+from testing.certificates import caller, files, stranger
+from testing.raw import started
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, REQUEST, target, verify
@@ -77,11 +78,9 @@ async def test_an_orchestrator_with_a_bad_certificate_gets_in_once_it_has_a_good
         mine = own / "orchestrator"
         for name in (certificates.CERT, certificates.KEY):
             (mine / name).write_bytes((theirs / "orchestrator" / name).read_bytes())
-        orchestrator = OrchestratorServer(
-            OrchestratorSettings(target=[f"127.0.0.1:{server.port}"], **files(own, "orchestrator"))
-        )
-        await orchestrator.start()
-        try:
+        async with started(
+            OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{server.port}"], **files(own, "orchestrator")))
+        ) as orchestrator:
             [replica] = orchestrator.targets.replicas
             async with asyncio.timeout(PATIENCE_S):
                 while "it trusts another CA" not in replica.problem:
@@ -89,5 +88,3 @@ async def test_an_orchestrator_with_a_bad_certificate_gets_in_once_it_has_a_good
                 certificates.make(own)
                 while not replica.ready:
                     await asyncio.sleep(0.01)
-        finally:
-            await orchestrator.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import grpc
@@ -22,11 +21,12 @@ from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
-from tests.certificates import caller, files, stranger
+from testing.certificates import caller, files, refused_targets, stranger
+from testing.patience import eventually
+from testing.raw import orchestrator, started
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, REQUEST, target, unary, verify
-from tests.contract.raw import orchestrator
 
 
 async def test_with_the_right_certificates_the_text_is_the_same(ours: Path) -> None:
@@ -58,17 +58,15 @@ async def test_only_the_name_orchestrator_opens_streams(ours: Path) -> None:
 
 async def test_a_target_may_not_open_a_draft(ours: Path) -> None:
     drafter = LanguageModelDrafter(runner())
-    server = create_draft_server(drafter, EngineSettings(**files(ours, "draft")))
-    await server.start()
-    try:
-        async with rpc.channel(f"127.0.0.1:{server.port}", caller(ours, "target"), "draft") as channel:
-            call = draft_pb2_grpc.DraftServiceStub(channel).Draft(timeout=PATIENCE_S)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                async for _ in call:
-                    pass
-            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    finally:
-        await server.stop()
+    async with (
+        started(create_draft_server(drafter, EngineSettings(**files(ours, "draft")))) as server,
+        rpc.channel(f"127.0.0.1:{server.port}", caller(ours, "target"), "draft") as channel,
+    ):
+        call = draft_pb2_grpc.DraftServiceStub(channel).Draft(timeout=PATIENCE_S)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in call:
+                pass
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_caller_without_a_good_certificate_does_not_get_in_and_is_told_why(ours: Path, theirs: Path) -> None:
@@ -126,16 +124,7 @@ async def test_an_expired_certificate_does_not_get_in(ours: Path, expired: Path)
 async def problem(running: OrchestratorServer, words: str) -> None:
     """Returns once the orchestrator says this of its target."""
     [replica] = running.targets.replicas
-    async with asyncio.timeout(PATIENCE_S):
-        while words not in replica.problem:
-            await asyncio.sleep(0.01)
-
-
-WRONG = {
-    "a target in the clear": (None, "target", "it does not speak TLS"),
-    "a target of another CA": ("theirs", "target", "not from a CA that tls_ca names"),
-    "a draft in the target's place": ("ours", "draft", "not issued for target"),
-}
+    await eventually(lambda: words in replica.problem)
 
 
 async def test_an_orchestrator_in_the_clear_is_told_that_its_target_speaks_tls(ours: Path) -> None:
@@ -143,11 +132,10 @@ async def test_an_orchestrator_in_the_clear_is_told_that_its_target_speaks_tls(o
         await problem(running, "it speaks TLS, and this side has no certificates")
 
 
-@pytest.mark.parametrize("kind", WRONG)
-async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, ours: Path, theirs: Path) -> None:
+@pytest.mark.parametrize("words", refused_targets(Path(), Path()))
+async def test_the_orchestrator_says_why_it_does_not_use_a_target(words: str, ours: Path, theirs: Path) -> None:
     """And falls back to nothing: no request goes out in the clear or to another service."""
-    ca, owner, words = WRONG[kind]
-    directory = {"ours": ours, "theirs": theirs, None: None}[ca]
+    directory, owner = refused_targets(ours, theirs)[words]
     settings = EngineSettings(**files(directory, owner)) if directory else EngineSettings()
     if owner == "draft":
         server = create_draft_server(LanguageModelDrafter(runner()), settings)

@@ -6,9 +6,9 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.v1 import draft_pb2
+from testing.misbehaving import Misbehaving
+from testing.raw import BLOCK, GREEDY, TOKEN, advance, draft, draft_open
 from tests.cluster import orders_wait
-from tests.contract.raw import BLOCK, GREEDY, TOKEN, advance, draft, draft_open
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 
@@ -38,13 +38,10 @@ async def test_a_newer_advance_supersedes_an_older_one_and_their_news_is_merged(
 async def test_a_chain_with_distributions_is_drawn_afresh_at_every_advance(method: int) -> None:
     async with draft(LanguageModelDrafter(TableRunner())) as service:
         stream = service.stream()
-        await stream.send(opens=[draft_open(1, method=method)])
-        await stream.answer(1)
-        await stream.send(advances=[advance(1, 1, 4, [5], max_nodes=4)])
-        chain = await stream.answer(1)
+        await stream.ask(draft_open(1, method=method))
+        chain = await stream.ask(advance(1, 1, 4, [5], max_nodes=4))
         assert (len(chain.tree.token_ids), len(chain.tree.draft_probs)) == (4, 4)
-        await stream.send(advances=[advance(1, 2, 5, chain.tree.token_ids[:1], max_nodes=4)])
-        again = await stream.answer(1)
+        again = await stream.ask(advance(1, 2, 5, chain.tree.token_ids[:1], max_nodes=4))
         assert (again.base, len(again.tree.token_ids)) == (5, 4)
 
 
@@ -52,22 +49,18 @@ async def test_a_coupled_tree_keeps_what_is_below_the_committed_tokens() -> None
     runner = TableRunner()
     async with draft(LanguageModelDrafter(runner)) as service:
         stream = service.stream()
-        await stream.send(opens=[draft_open(1, max_nodes=6, seed=3)])
-        grown = list((await stream.answer(1)).tree.token_ids)
+        grown = list((await stream.ask(draft_open(1, max_nodes=6, seed=3))).tree.token_ids)
         passes = runner.num_passes
-        await stream.send(advances=[advance(1, 1, 5, grown[:2], max_nodes=0)])
-        assert list((await stream.answer(1)).tree.token_ids) == grown[2:]
+        assert list((await stream.ask(advance(1, 1, 5, grown[:2], max_nodes=0))).tree.token_ids) == grown[2:]
         assert runner.num_passes == passes
 
 
 async def test_a_draft_stops_at_its_own_context() -> None:
     async with draft(LanguageModelDrafter(TableRunner(context_length=8))) as service:
         stream = service.stream()
-        await stream.send(opens=[draft_open(1, max_nodes=30)])
-        growth = await stream.answer(1)
+        growth = await stream.ask(draft_open(1, max_nodes=30))
         assert (len(growth.tree.token_ids), growth.end) == (6, draft_pb2.GROWTH_END_CONTEXT)  # 8 fed, 1 more known
-        await stream.send(opens=[draft_open(2, token_ids=[1] * 20, max_nodes=3)])
-        assert (await stream.answer(2)).end == draft_pb2.GROWTH_END_CONTEXT
+        assert (await stream.ask(draft_open(2, token_ids=[1] * 20, max_nodes=3))).end == draft_pb2.GROWTH_END_CONTEXT
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

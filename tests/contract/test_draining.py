@@ -7,9 +7,10 @@ import asyncio
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import Draining
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S
+from testing.raw import draft, draft_open, round_, target, target_open
 from tests.cluster import orders_wait
-from tests.contract.raw import PATIENCE_S, draft, draft_open, round_, target, target_open
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 

@@ -6,9 +6,9 @@ import grpc
 
 from specdec.core.rounds import EARLY
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.raw import GREEDY, Raw, Service, round_, target, target_open, tree
 from tests.cluster import orders_wait
-from tests.contract.raw import GREEDY, Raw, Service, round_, target, target_open, tree
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 TEXT = TableRunner().greedy_text([1, 2, 3], 8)
@@ -22,8 +22,7 @@ def gated() -> Misbehaving:
 async def both_sent(service: Service, verifier: Misbehaving, token_ids: list[int]) -> Raw:
     """Round 1 is in a pass that waits, and round 2 has come."""
     stream = service.stream()
-    await stream.send(opens=[target_open(1, **GREEDY)])
-    await stream.answer(1)
+    await stream.ask(target_open(1, **GREEDY))
     await stream.send(rounds=[round_(1, 1, 4)])
     await verifier.in_a_pass()
     await stream.send(rounds=[round_(1, 2, 4, tree(token_ids))])

@@ -11,14 +11,14 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import PassFailed
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.raw import advance, draft, draft_open, round_, target, target_open, tree
-from tests.models.misbehaving import MODELS_OWN, Misbehaving
+from testing.misbehaving import MODELS_OWN, Misbehaving
+from testing.raw import advance, draft, draft_open, round_, target, target_open, tree
 from tests.models.table_runner import TableRunner
 
 
 def fail_half_way(job: Any) -> Any:
     """As a pass that fails when it has taken slots already."""
-    job.memory.cache.take(3)
+    job.state.cache.take(3)
     raise RuntimeError("the device is gone")
 
 
@@ -83,8 +83,7 @@ async def test_a_model_that_fails_outside_a_pass_loses_that_sequence_alone(
 
     async with target(verifier) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         with monkeypatch.context() as patch:
             patch.setattr(verifier, verb, failing)
             await stream.send(opens=[target_open(2)])
@@ -93,7 +92,6 @@ async def test_a_model_that_fails_outside_a_pass_loses_that_sequence_alone(
             else:
                 await stream.answer(2)
                 await stream.send(closes=[2])
-            await stream.send(rounds=[round_(1, 1, 4)])
-            assert (await stream.answer(1)).round == 1
+            assert (await stream.ask(round_(1, 1, 4))).round == 1
         await stream.send(closes=[1])
         await service.nothing_left(open_streams=1)

@@ -11,12 +11,13 @@ import pytest
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S, eventually
+from testing.raw import draft, orchestrator, target
 from tests.cluster import cluster
 from tests.contract.bad import runner
-from tests.contract.raw import PATIENCE_S, draft, orchestrator, target
 from tests.contract.refusal import IDS, generate_request, refusal
 from tests.instruments import total
-from tests.models.misbehaving import Misbehaving
 
 
 async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:
@@ -24,9 +25,7 @@ async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> 
     async with cluster([verifier], max_live_sequences=3, max_waiting_requests=0) as running:
         verifier.gate.clear()
         held = asyncio.create_task(running.client.generate(token_ids=IDS, n=3, max_tokens=4, seed=1))
-        async with asyncio.timeout(PATIENCE_S):
-            while running.orchestrator.live_sequences < 3:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: running.orchestrator.live_sequences >= 3)
         error = await refusal(running, generate_request())
         assert isinstance(error, Overloaded)
         assert error.retry_after_s > 0
@@ -48,9 +47,7 @@ async def test_the_callers_deadline_ends_the_request_and_frees_everything() -> N
         verifier.gate.clear()
         error = await refusal(running, generate_request(n=4), timeout_s=0.2)
         assert isinstance(error, DeadlineExceeded)
-        async with asyncio.timeout(PATIENCE_S):
-            while running.orchestrator.live_sequences:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not running.orchestrator.live_sequences)
         verifier.gate.set()
         await running.settled(PATIENCE_S)
         assert len((await running.client.generate(token_ids=IDS, max_tokens=4))[0].token_ids) == 4

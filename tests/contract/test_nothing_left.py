@@ -21,11 +21,10 @@ from specdec.core.errors import SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
-from tests.cluster import Cluster, cluster
-from tests.contract.raw import (
+from testing.patience import eventually
+from testing.raw import (
     BLOCK,
     COUPLED,
-    PATIENCE_S,
     TOKEN,
     advance,
     draft,
@@ -36,6 +35,7 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
+from tests.cluster import Cluster, cluster
 from tests.models.table_runner import TableRunner
 
 LIVE, SLOTS, STREAMS = "specdec.live_sequences", "specdec.kv_slots_used", "specdec.open_streams"
@@ -76,9 +76,7 @@ def no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 async def until(gauges: Gauges, expected: dict[tuple[str, str], int]) -> None:
     """Returns once the gauges say so."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while {key: value for key, value in gauges().items() if key in expected} != expected:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: {key: value for key, value in gauges().items() if key in expected} == expected)
     except TimeoutError:
         raise AssertionError(f"{gauges()} never became {expected}") from None
 
@@ -109,9 +107,7 @@ async def tasks_at_rest(running: Cluster, gauges: Gauges) -> int:
 
 async def tasks_back_to(baseline: int) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while len(asyncio.all_tasks()) > baseline:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: len(asyncio.all_tasks()) <= baseline)
     except TimeoutError:
         raise AssertionError(f"{baseline} tasks at the beginning, now {asyncio.all_tasks()}") from None
 
@@ -160,6 +156,7 @@ async def cancelled_at_random(running: Cluster, random_: random.Random) -> bool:
     return finished == fields["n"]
 
 
+@pytest.mark.slow
 async def test_finished_and_cancelled_requests_leave_nothing(gauges: Gauges) -> None:
     verifier, drafter = pair()
     random_ = random.Random(5)
@@ -238,8 +235,7 @@ async def test_raw_streams_that_end_at_any_moment_leave_nothing(gauges: Gauges, 
     random_ = random.Random(end)
     async with target(verifier) as targets, draft(drafter) as drafts:
         warm_up = targets.stream()
-        await warm_up.send(opens=[target_open(1)])
-        await warm_up.answer(1)
+        await warm_up.ask(target_open(1))
         await warm_up.close()
         await until(gauges, {(STREAMS, TARGET): 0})
         baseline = len(asyncio.all_tasks())

@@ -11,7 +11,7 @@ import pytest
 
 from specdec.cli.health_probe import own_health
 from specdec.security import dev_ca as certificates
-from tests.certificates import files
+from testing.certificates import files
 from tests.contract.over_tls import PATIENCE_S, target
 
 

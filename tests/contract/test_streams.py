@@ -13,8 +13,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.raw import COUPLED, GREEDY, draft, draft_open, round_, spec, target, target_open
-from tests.models.misbehaving import Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.raw import COUPLED, GREEDY, draft, draft_open, round_, spec, target, target_open
 from tests.models.table_runner import TableRunner
 
 
@@ -23,8 +23,7 @@ async def test_an_open_in_chunks_is_the_open_in_one(chunks: tuple[int, ...]) -> 
     ids = [(7 * i) % 8 for i in range(sum(chunks))]
     async with target(LmVerifier(TableRunner())) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1, token_ids=ids, seed=5)])
-        whole = await stream.answer(1)
+        whole = await stream.ask(target_open(1, token_ids=ids, seed=5))
         start = 0
         for index, size in enumerate(chunks):
             part, start = ids[start : start + size], start + size
@@ -133,8 +132,7 @@ async def test_a_service_that_stops_in_a_pass_leaves_nothing_in_its_model() -> N
     verifier = Misbehaving(LmVerifier(runner := TableRunner()))
     async with target(verifier) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         verifier.gate.clear()
         await stream.send(rounds=[round_(1, 1, 4)], opens=[target_open(2)])
         await verifier.in_a_pass()
@@ -179,5 +177,4 @@ async def test_a_bad_entry_in_a_frame_does_not_affect_the_others() -> None:
         assert (await stream.answer(1)).base == (await stream.answer(4)).base == 3
         assert type(await stream.error(2)) is type(await stream.error(3)) is InvalidArgument
         assert type(await stream.error(9)) is OutOfStep
-        await stream.send(opens=[target_open(10, method=COUPLED)])
-        assert (await stream.answer(10)).base == 3
+        assert (await stream.ask(target_open(10, method=COUPLED))).base == 3

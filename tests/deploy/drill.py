@@ -13,9 +13,9 @@ import signal
 import time
 from collections.abc import Awaitable
 
-from bench.chaos.outcome import percentile
-from bench.chaos.traffic import Answer, Asked, ask
 from specdec.client import Client
+from testing.patience import eventually
+from testing.traffic import Answer, Asked, ask, percentile
 from tests.deploy.kubelet import Node, Pod, status_of
 from tests.deploy.load import Load
 from tests.deploy.manifests import rendered
@@ -84,9 +84,7 @@ async def drill(clients: int, rollouts: int) -> int:
 
 
 async def _restarted(pod: Pod) -> None:
-    async with asyncio.timeout(180.0):
-        while not pod.num_restarts:
-            await asyncio.sleep(0.1)
+    await eventually(lambda: pod.num_restarts, 180.0)
 
 
 def main() -> None:

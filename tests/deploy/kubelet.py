@@ -23,6 +23,7 @@ from typing import Any
 
 from orchestrator.settings import OrchestratorSettings
 from specdec.cli.processes import is_serving
+from testing.patience import eventually
 from tests.balancer import Balancer
 from tests.deploy.manifests import ROOT, Manifest, container, environment, kind, ports
 
@@ -275,9 +276,7 @@ class Node:
         # By then all orchestrators have looked up its name again.
         min_ready_s = min((_RESOLVE_EVERY_S + 1.0) / self._hurry, self.deployments[name]["spec"]["minReadySeconds"])
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                while not all(pod.available(min_ready_s) for pod in self.pods[name]):
-                    await asyncio.sleep(0.1)
+            await eventually(lambda: all(pod.available(min_ready_s) for pod in self.pods[name]), _PATIENCE_S)
         except TimeoutError:
             logs = "\n".join(pod.said()[-2000:] for pod in self.pods[name])
             raise AssertionError(f"{name} did not become available:\n{logs}") from None

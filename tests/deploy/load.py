@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-from bench.chaos.traffic import Answer, Asked, ask
 from specdec.client import Client
+from testing.traffic import Answer, Asked, Steady
 
 
 class Load:
@@ -21,22 +21,25 @@ class Load:
         self, connect: Callable[[], Client], count: int, right: Callable[[Answer], bool], choices: Sequence[Asked] = ()
     ) -> None:
         """Requests are taken from ``choices``, or made up."""
-        self.answers: list[Answer] = []
-        self._count = count
+        chance = random.Random(count)
         self._right = right
-        self._choices = choices
-        self._connect = connect
-        self._stopping = False
+        self._clients = [connect() for _ in range(count)]
+        self._steady = Steady(self._clients, lambda: [chance.choice(choices or [_made_up(chance)])])
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Load:
-        self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._count)]
+        for client in self._clients:
+            await self._stack.enter_async_context(client)
+        await self._stack.enter_async_context(self._steady)
         return self
 
-    async def __aexit__(self, kind: type | None, *_: Any) -> None:
-        self._stopping = True
-        for task in self._tasks if kind else ():
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=kind is not None)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._stack.__aexit__(*raised)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Of the requests that have ended."""
+        return [answer for answer in self._steady.answers if answer.done]
 
     @property
     def failures(self) -> list[str]:
@@ -46,12 +49,6 @@ class Load:
             for answer in self.answers
             if answer.error is not None or not answer.sample.finished or not self._right(answer)
         ]
-
-    async def _client(self, number: int) -> None:
-        chance = random.Random(number)
-        async with self._connect() as client:
-            while not self._stopping:
-                self.answers.append(await ask(client, chance.choice(self._choices or [_made_up(chance)])))
 
 
 def _made_up(chance: random.Random) -> Asked:

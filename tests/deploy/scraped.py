@@ -21,11 +21,11 @@ import urllib.request
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bench.chaos.dns import Names
-from bench.chaos.lab import Lab, Process
 from specdec.cli.processes import free_ports
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
+from testing.dns import Names
+from testing.lab import Lab, Process
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_observability import targets
 

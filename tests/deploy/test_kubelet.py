@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos.lab import load_of
-from bench.models.table_model import Table
 from specdec.cli.main import app
 from specdec.client import Client
 from specdec.core.errors import ReplicaLost, Unauthenticated
 from specdec.security import dev_ca as certificates
-from tests.certificates import caller, stranger
+from testing.certificates import caller, stranger
+from testing.lab import load_of
+from testing.table_model import Table
 from tests.deploy.kubelet import OURS, Node, Pod, status_of
 from tests.deploy.load import Load
 from tests.deploy.manifests import ROLES, needs_kubectl, rendered
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, needs_kubectl, pytest.mark.asyncio(loop_scope="m
 
 ORCHESTRATOR = ("specdec", "serve", "orchestrator")
 TABLES = {
-    ("specdec", "serve", role): (sys.executable, "-m", "bench.models.table_service", role, f"--pass-ms={pass_ms}")
+    ("specdec", "serve", role): (sys.executable, "-m", "testing.table_service", role, f"--pass-ms={pass_ms}")
     for role, pass_ms in (("target", 20), ("draft", 1))
 } | {ORCHESTRATOR: (*OURS[ORCHESTRATOR], "--tokenizer=")}  # a table model has another vocabulary
 TABLE = Table()

@@ -73,7 +73,7 @@ async def told() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     port, metrics_port = free_ports(2)
     async with observed() as deployment:
-        own = [f"--orchestrator={deployment.services['orchestrator'].address}", f"--metrics-port={metrics_port}"]
+        own = [f"--orchestrator={deployment.running.orchestrator.address}", f"--metrics-port={metrics_port}"]
         async with service("gateway", port, own) as gateway:
             await listening(gateway)
             deployment.metrics_ports["gateway"] = metrics_port

@@ -8,6 +8,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+LENGTH = 20
+"""Tokens of an answer."""
+
 
 def _nothing(number: int) -> dict[str, Any]:
     return {}
@@ -24,7 +27,7 @@ async def equal_texts(
 
     async def one(number: int, prompt: str) -> tuple[int, int]:
         is_cancelled, num_draft_tokens = drawn[number]
-        asked = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": 40, **more(number)}
+        asked = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": LENGTH, **more(number)}
         if is_cancelled:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.models.table_model import Table, TableDrafter
 from draft_service.drafter import Branch, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
@@ -13,7 +12,8 @@ from specdec.core.rounds import Advance, Budget, Growth
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.server.step_loop import Key
-from tests.models.misbehaving import Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableDrafter
 from tests.models.table_reader import continuation
 from tests.models.table_runner import TableRunner
 
@@ -120,11 +120,11 @@ def children(tree: TokenTree, node: int) -> list[int]:
 
 
 def ranked(sampling: SamplingParams, ids: list[int], count: int = 8) -> list[int]:
-    """What the draft proposes after a text, likeliest first, if it is asked for nothing else."""
+    """What the draft proposes after a text, most likely first, if it is asked for nothing else."""
     drafter = LanguageModelDrafter(runner())
     spec = SequenceSpec(tuple(ids), 3, sampling, 7)
     sequence = DraftSequence(
-        spec, list(ids), memory=drafter.open(spec), branches=(Branch(ROOT, count),), num_candidates=count
+        spec, list(ids), state=drafter.open(spec), branches=(Branch(ROOT, count),), num_candidates=count
     )
     [nodes] = drafter.grow([sequence])
     return [node.token_id for node in nodes]  # type: ignore[union-attr]

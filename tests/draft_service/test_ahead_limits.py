@@ -86,7 +86,7 @@ def test_a_tree_gives_way_to_a_requested_node_and_grows_again() -> None:
     engine.submit(A, Advance(1, 3, budget=Budget(2, 9, 30)))
     grown = together(rest(engine))
     assert len(grown) == 32
-    cache = sequence_of(engine).memory.cache
+    cache = sequence_of(engine).state.cache
     assert len(cache.tree) > 8
     text = tuple(range(8)) * 3
     engine.open(B, DraftOpen(SequenceSpec(text, len(text), sampling, 7), Budget(4, 4)))
@@ -174,13 +174,13 @@ def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:
 
 def test_nothing_grows_ahead_for_a_stream_that_is_held():
     engine = opened(SAMPLINGS[0])
-    engine.hold(A.stream, True)
+    engine.pause(A.stream, True)
     engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
     growths = rest(engine)
     assert [len(growth.tree) for growth in growths] == [2], "what was asked for"
-    engine.hold(A.stream, False)
+    engine.pause(A.stream, False)
     assert rest(engine)[-1].end is not None
-    engine.hold(A.stream, True)
+    engine.pause(A.stream, True)
     engine.submit(A, Advance(2, 4, budget=Budget(2, 100, 40)))
     rest(engine)
     engine.drain()

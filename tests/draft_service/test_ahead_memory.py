@@ -105,7 +105,7 @@ def test_every_node_that_is_dropped_frees_its_row() -> None:
             tree = tree.descend(committed)
             num_hits += bool(tree)
             num_rounds += 1
-            cache = sequence_of(engine, key).memory.cache
+            cache = sequence_of(engine, key).state.cache
             num_held = len(cache.text) + len(cache.tree)
             assert pool.num_used == num_held, "only what is cached is held"
             assert len(cache.text) <= len(ids)

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.replicas.allowances import of_budget, size_of_growth
 from specdec.core.rounds import Advance, Budget
@@ -14,6 +13,7 @@ from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.transport.wire import write_growth
+from testing.table_model import Table, TableDrafter
 
 KEY = Key(1, 1)
 

@@ -11,8 +11,8 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, Candidate, SparseDistribution, TokenTree
 from specdec.server.step_loop import Key
+from testing.misbehaving import MODELS_OWN
 from tests.draft_service.engines import CONTEXT, TABLE, A, B, open_plain, plain, proposed, rest, rest_by_key
-from tests.models.misbehaving import MODELS_OWN
 
 chain = TokenTree.chain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from specdec.runner.vocabulary import read_tokenizer, read_vocabulary
 from target_service.language_model import LmVerifier
 from tests.checkout import DEMO, ROOT
 from tests.cluster import cluster
-from tests.draft_service.beside_the_target import equal_texts
+from tests.draft_service.beside_the_target import LENGTH, equal_texts
 from tests.parity.conftest import load
 
 TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=4)
@@ -91,19 +92,22 @@ def model() -> NgramModel:
     return build(texts, len(vocabulary), vocabulary.fingerprint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted", ["the answers", "random tokens"])
 async def test_the_text_is_the_targets_whatever_was_counted(model: NgramModel, counted: str) -> None:
     verifier, rng = LmVerifier(load("target", "float32")), random.Random(1)
-    prompts = [
-        f"def {name}({' ' * spaces}" for name in ("main", "read", "write", "load", "find") for spaces in range(4)
-    ]
+    prompts = [f"def {name}({' ' * spaces}" for name in ("main", "read", "write", "load") for spaces in range(3)]
     texts = [[rng.randrange(4096) for _ in range(100_000)]]
     if counted == "the answers":
-        texts = []
         async with cluster([verifier], tokenizer=str(DEMO / "target")) as found:
-            for number, text in enumerate(prompts):
-                asked = {"text": text, "seed": number, "temperature": float(number % 2), "max_tokens": 40}
-                texts.append(list((await found.client.generate(**asked))[0].token_ids))
+            asked = {"max_tokens": LENGTH, "num_draft_tokens": 0}
+            answers = await asyncio.gather(
+                *(
+                    found.client.generate(text=text, seed=number, temperature=float(number % 2), **asked)
+                    for number, text in enumerate(prompts)
+                )
+            )
+        texts = [list(answer.token_ids) for [answer] in answers]
     drafter = NgramDrafter(build(texts, 4096, model.fingerprint), counted)
     async with cluster([verifier], [drafter], tokenizer=str(DEMO / "target")) as found:
         proposed, accepted = await equal_texts(found, prompts, 0.3)
@@ -112,15 +116,17 @@ async def test_the_text_is_the_targets_whatever_was_counted(model: NgramModel, c
     assert (accepted > 0.5 * proposed) == (counted == "the answers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"num_siblings": 2}, {"num_ahead_tokens": 16}], ids=str)
 async def test_the_text_is_the_targets(model: NgramModel, settings: dict[str, Any]) -> None:
     verifier = LmVerifier(load("target", "float32"))
-    prompts = ["def main(", "import ", "class A:\n    def __init__(self", "for i in range(", "return "] * 4
+    prompts = ["def main(", "import ", "class A:\n    def __init__(self", "for i in range(", "return "] * 2
     async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target"), **settings) as found:
         proposed, accepted = await equal_texts(found, prompts, 0.2)
         assert accepted > 0.05 * proposed > 10
 
 
+@pytest.mark.slow
 async def test_methods_that_correct_for_the_draft_take_its_certain_tokens(model: NgramModel) -> None:
     verifier = LmVerifier(load("target", "float32"))
     async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target")) as found:

@@ -36,7 +36,7 @@ def on_vllm(prompt_rows: int = 512, context_length: int = 512) -> tuple[VllmDraf
 
 
 def opened(drafter: Drafter, specs: Sequence[SequenceSpec] = SPECS) -> list[DraftSequence]:
-    return [DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec)) for spec in specs]
+    return [DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec)) for spec in specs]
 
 
 def grow(drafter: Drafter, sequences: Sequence[DraftSequence]) -> None:
@@ -101,7 +101,7 @@ def test_a_draft_without_memory_says_so_and_a_closed_one_leaves_nothing() -> Non
     fake.short_of_memory = True
     [outcome] = drafter.grow([sequence])
     assert isinstance(outcome, Overloaded)
-    drafter.close(sequence.memory)
+    drafter.close(sequence.state)
     assert not fake.texts
 
 
@@ -145,7 +145,7 @@ def test_a_text_that_fills_the_context_can_be_taken_back() -> None:
         while sequence.base + len(sequence.tree) <= drafter.info.context_length:
             grow(drafter, [sequence])
         assert len(sequence.tree) == 10 - base
-    drafter.close(sequence.memory)
+    drafter.close(sequence.state)
     assert not fake.texts
 
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from bench.chaos.traffic import Asked
-from bench.models.table_model import Table
+from testing.table_model import Table
+from testing.traffic import Asked
 from tests.observed import PROMPT, observed
 
 REQUEST = {"max_tokens": 120, "num_draft_tokens": 3, "temperature": 0.8}
@@ -26,9 +26,8 @@ async def test_requests_do_not_notice_a_collector_that_is_down(monkeypatch):
         async with observed() as deployment:
             samples = [await deployment.generate(seed, **REQUEST) for seed in range(3)]
             found = await deployment.scrape()
-            processes = [service.process for service in deployment.services.values()]
     asked = [Asked((*PROMPT, seed), REQUEST["max_tokens"], seed, REQUEST["temperature"]) for seed in range(3)]
     assert [sample.token_ids for sample in samples] == [each.expected(Table()) for each in asked]
     assert not any(sample.finish.speculation.num_replays for sample in samples)
     assert "vllm:spec_decode_num_drafts_total" in found["orchestrator"], "Prometheus reads on"
-    assert [process.returncode for process in processes] == [0, 0, 0], "they end in good order"
+    assert [process.returncode for process in deployment.running.processes] == [0, 0, 0], "they end in good order"

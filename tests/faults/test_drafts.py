@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
 import pytest
 
 from draft_service.drafter import DraftSequence
 from orchestrator.drafting import draft_client
 from specdec.client import Client
-from specdec.core.rounds import Load
 from specdec.core.tree import Candidate, SparseDistribution
-from specdec.transport import rpc, wire
-from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2
+from specdec.v1 import generation_pb2
+from testing.hostile_draft import ANSWERS, EJECTED, REFUSED, SILENCE, hostile_draft
+from testing.misbehaving import MODELS_OWN, Misbehaving
+from testing.patience import PATIENCE_S
+from testing.raw import orchestrator, target
 from tests.cluster import cluster, connected
-from tests.contract.raw import orchestrator, target
 from tests.faults.undisturbed import (
     BLOCK,
     COUPLED,
@@ -34,7 +32,6 @@ from tests.faults.undisturbed import (
     undisturbed,
     verifier,
 )
-from tests.models.misbehaving import MODELS_OWN, PATIENCE_S, Misbehaving
 from tests.models.scripted import RandomDrafter
 
 
@@ -125,10 +122,7 @@ HOSTILE: dict[str, tuple[bool, Callable[[DraftSequence], Sequence[Candidate]]]] 
     "no weight": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((3,), (1.0,)))),
     "zero weights": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((1, 2), (0.0, 0.0)))),
     "unnormalised": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((1, 2), (0.5, 0.5)))),
-    "branching": (
-        False,
-        lambda s: [Candidate(-1, 1), Candidate(-1, 2), Candidate(-1, 3), Candidate(0, 1), Candidate(0, 2)],
-    ),
+    "branching": (False, lambda s: [Candidate(*edge) for edge in ((-1, 1), (-1, 2), (-1, 3), (0, 1), (0, 2))]),
     "branching with distributions": (True, lambda s: [Candidate(-1, t, PEAKED) for t in (1, 2)] * (not s.tree)),
     "untrue distributions": (False, lambda s: chain_from(s, 1, 1, 1, 1, 1, probs=UNTRUE)),
     "parents that are not there": (False, lambda s: [Candidate(77, 1)]),
@@ -167,103 +161,21 @@ async def assert_ejected(client: Client) -> None:
     assert len(replica.problem) > 20
 
 
-class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
-    """A draft service of its own making: ``answers`` says what comes back for an open (advance 0) or an advance."""
-
-    def __init__(self, answers: Callable[[int, int, int], Iterable[draft_pb2.Growth]]) -> None:
-        self._answers = answers
-
-    async def GetModelInfo(self, request: Any, context: Any) -> common_pb2.GetModelInfoResponse:
-        return common_pb2.GetModelInfoResponse(model=wire.write_info(table().info), load=wire.write_load(Load()))
-
-    async def Draft(self, frames: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> Any:
-        async for frame in frames:
-            for opened in frame.opens:
-                for growth in self._answers(opened.sequence, 0, len(opened.spec.token_ids)):
-                    yield draft_pb2.DraftResponse(growths=[growth])
-            for advance in frame.advances:
-                for growth in self._answers(advance.sequence, advance.advance, advance.base):
-                    yield draft_pb2.DraftResponse(growths=[growth])
-
-
-@asynccontextmanager
-async def hostile_deployment(
-    answers: Callable[[int, int, int], Iterable[draft_pb2.Growth]],
-) -> AsyncIterator[Client]:
-    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
-    draft_pb2_grpc.add_DraftServiceServicer_to_server(HostileDraft(answers), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with target(verifier()) as service:
-            async with orchestrator([service.server.port], [port], watchdog_s=0.5) as (server_of_clients, client):
-                await connected(server_of_clients, PATIENCE_S)
-                yield client
-            await service.nothing_left()
-    finally:
-        await server.stop(0)
-
-
-BUDGET = draft_pb2.GROWTH_END_BUDGET
-
-
-def growth(sequence: int, advance: int, base: int, tokens: Any = (), **fields: Any) -> draft_pb2.Growth:
-    tree = common_pb2.TokenTree(
-        token_ids=tokens, parents=fields.pop("parents", ()), draft_probs=fields.pop("draft_probs", ())
-    )
-    return draft_pb2.Growth(
-        sequence=sequence, advance=advance, base=base, tree=tree, **{"end": BUDGET, "path": (), **fields}
-    )
-
-
-SHARP = [common_pb2.SparseDistribution(token_ids=[1], weights=[1.0])]
-ANSWERS: dict[str, Callable[[int, int, int], Iterable[draft_pb2.Growth]]] = {
-    "two chains": lambda s, a, b: [growth(s, a, b, [1, 2], end=0), growth(s, a, b, [2, 1])],
-    "distributions for a part": lambda s, a, b: [
-        growth(s, a, b, [1], draft_probs=SHARP, end=0),
-        growth(s, a, b, [2], path=[1]),
-    ],
-    "distributions late": lambda s, a, b: [
-        growth(s, a, b, [1], end=0),
-        growth(s, a, b, [1], path=[1], draft_probs=SHARP),
-    ],
-    "bases of the future": lambda s, a, b: [growth(s, a, b + 3, [1, 2])],
-    "bases of the prompt": lambda s, a, b: [growth(s, a, 1, [1, 2])],
-    "paths from nowhere": lambda s, a, b: [growth(s, a, b, [1], path=[7, 7, 7, 7])],
-    "paths out of range": lambda s, a, b: [growth(s, a, b, [1], path=[99])],
-    "enormous trees": lambda s, a, b: [growth(s, a, b, [1, 2] * 2000)],
-    "parents that are not there": lambda s, a, b: [growth(s, a, b, [1, 2], parents=[-1, 9])],
-    "other sequences": lambda s, a, b: [growth(999, a, b, [1]), growth(s, a, b, [3])],
-    "answers twice": lambda s, a, b: [growth(s, a, b, [1]), growth(s, a, b, [2])],
-    "unknown ends": lambda s, a, b: [growth(s, a, b, [1], end=0), growth(s, a, b, end=77), growth(s, a, b)],
-    "other advances": lambda s, a, b: [growth(s, a + 5, b, [1]), growth(s, a, b)],
-    "silence": lambda s, a, b: [],
-    "no end": lambda s, a, b: [growth(s, a, b, [1, 2], end=0)],
-    "a thousand siblings without end": lambda s, a, b: itertools.repeat(
-        growth(s, a, b, range(2, 1002), parents=[-1] * 1000, end=0)
-    ),
-    "answers without end": lambda s, a, b: itertools.repeat(growth(s, a, b, end=0)),
-}
-
-
-REFUSED = {"bases of the future", "bases of the prompt", "paths out of range", "enormous trees"}
-REFUSED |= {"parents that are not there"}
-"""Nothing of these, or of silence, is verified, however few nodes are asked for."""
-
-EJECTED = {"bases of the future", "paths out of range", "parents that are not there", "answers without end"}
-EJECTED |= {"a thousand siblings without end"}
-
-
 @pytest.mark.parametrize("method", [COUPLED, BLOCK])
 @pytest.mark.parametrize("kind", ANSWERS)
 async def test_a_hostile_draft_service_does_no_harm(kind: str, method: str) -> None:
-    length = 4 if kind in ("silence", "no end") else 16  # the watchdog finds these two
+    length = 4 if kind in (SILENCE, "no end") else 16  # the watchdog finds these two
     fields = {**SHORT, "max_tokens": length, "verification": method}
     expected = await undisturbed(**fields)
-    async with hostile_deployment(ANSWERS[kind]) as client:
+    async with (
+        target(verifier()) as service,
+        hostile_draft(table().info, ANSWERS[kind]) as draft,
+        orchestrator([service.server.port], [int(draft.split(":")[1])], watchdog_s=0.5) as (server, client),
+    ):
+        await connected(server, PATIENCE_S)
         samples = await generate(client, **fields)
         assert [len(sample.token_ids) for sample in samples] == [length] * 2
-        if method == COUPLED or kind in REFUSED or kind == "silence":
+        if method == COUPLED or kind in {*REFUSED, SILENCE}:
             assert [sample.token_ids for sample in samples] == expected
         if kind in EJECTED:
             await assert_ejected(client)
@@ -271,3 +183,4 @@ async def test_a_hostile_draft_service_does_no_harm(kind: str, method: str) -> N
             token_ids={"token_ids": [1]}, max_tokens=3, num_draft_tokens=0, timeout_s=PATIENCE_S
         )
         assert after.finish.reason == generation_pb2.FINISH_REASON_LENGTH
+        await service.nothing_left(open_streams=1)

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
+from testing.raw import orchestrator
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster, connected
-from tests.contract.raw import orchestrator
 
 TABLE = Table(vocab_size=40, acceptance=1.0)
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "seed": 3, "n": 4}

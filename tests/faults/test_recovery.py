@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.chaos.traffic import Asked
-from bench.models.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.api.server import OrchestratorServer
-from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
 from specdec.core.errors import GivenUp, NoReplica, PassFailed
-from specdec.core.settings import EngineSettings
-from target_service.server import create_server as create_target_server
+from testing.fault_proxy import FaultProxy
+from testing.misbehaving import Misbehaving
+from testing.patience import eventually
+from testing.raw import orchestrator, target
+from testing.table_model import Poison, Table, TableDrafter, TableVerifier
+from testing.traffic import Asked
 from tests.cluster import Cluster, cluster, connected, live
-from tests.models.misbehaving import Misbehaving
 
 PROMPT = {"token_ids": [1, 2, 3]}
 POISON = {"token_ids": [1, 1000]}
@@ -36,44 +34,37 @@ def assert_same(sample: Sample, max_tokens: int, seed: int, temperature: float =
 
 async def test_all_requests_of_a_client_survive_the_loss_of_its_first_orchestrator():
     """They once pushed each other back to the dead address."""
-    async with cluster([verifier()], [TableDrafter(Table())]) as found:
-        second = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{found.targets[0].port}"]))
-        await second.start()
-        try:
-            addresses = [f"127.0.0.1:{server.port}" for server in (found.orchestrator, second)]
-            async with Client(*addresses) as client:
-                requests = [client.generate(token_ids=PROMPT, max_tokens=80, seed=seed) for seed in range(8)]
-                tasks = [asyncio.create_task(request) for request in requests]
-                await live(found.orchestrator, 8)
-                await found.orchestrator.stop()
-                for seed, [sample] in enumerate(await asyncio.gather(*tasks)):
-                    assert_same(sample, 80, seed)
-        finally:
-            await second.stop()
+    async with (
+        cluster([verifier()], [TableDrafter(Table())]) as found,
+        orchestrator([found.targets[0].port]) as (second, _),
+    ):
+        addresses = [f"127.0.0.1:{server.port}" for server in (found.orchestrator, second)]
+        async with Client(*addresses) as client:
+            requests = [client.generate(token_ids=PROMPT, max_tokens=80, seed=seed) for seed in range(8)]
+            tasks = [asyncio.create_task(request) for request in requests]
+            await live(found.orchestrator, 8)
+            await found.orchestrator.stop()
+            for seed, [sample] in enumerate(await asyncio.gather(*tasks)):
+                assert_same(sample, 80, seed)
 
 
 async def test_connections_that_break_are_no_crashes():
     """A request once ended as poison after two resets, when its target lived all along."""
-    target = create_target_server(verifier(), EngineSettings())
-    await target.start()
-    async with FaultProxy(target.port) as proxy:
-        server = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{proxy.port}"]))
-        await server.start()
-        try:
-            await connected(server)
-            async with Client(f"127.0.0.1:{server.port}") as client:
-                task = asyncio.create_task(client.generate(token_ids=PROMPT, max_tokens=80, seed=1))
-                num_resets = 0
-                while not task.done():
-                    proxy.reset()
-                    num_resets += 1
-                    await asyncio.sleep(0.1)
-                [sample] = await task
-                assert_same(sample, 80, seed=1)
-                assert num_resets > 3
-        finally:
-            await server.stop()
-            await target.stop()
+    async with (
+        target(verifier()) as service,
+        FaultProxy(service.server.port) as proxy,
+        orchestrator([proxy.port]) as (server, client),
+    ):
+        await connected(server)
+        task = asyncio.create_task(client.generate(token_ids=PROMPT, max_tokens=80, seed=1))
+        num_resets = 0
+        while not task.done():
+            proxy.reset()
+            num_resets += 1
+            await asyncio.sleep(0.1)
+        [sample] = await task
+        assert_same(sample, 80, seed=1)
+        assert num_resets > 3
 
 
 async def test_a_refused_open_is_no_replay():
@@ -101,7 +92,7 @@ async def poisoned(found: Cluster) -> list[int]:
 
 async def test_one_poisonous_request_ends_alone():
     """Those beside it in two passes that failed once ended with it."""
-    async with cluster([verifier(fail_on_token=1000) for _ in range(3)]) as found:
+    async with cluster([verifier(poison=Poison(fail_on_token=1000)) for _ in range(3)]) as found:
         await poisoned(found)
 
 
@@ -126,9 +117,7 @@ async def test_a_target_that_lives_but_makes_no_pass_is_left():
         assert max(sample.finish.speculation.num_replays for [sample] in samples) == 1
         # It is connected again in a moment, and idle; but it must not attract all sequences at once.
         left, other = found.orchestrator.targets.replicas
-        async with asyncio.timeout(10):
-            while not left.ready:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: left.ready)
         left.lane()
         lanes = [other.lane() for _ in range(8)]
         assert {found.orchestrator.targets.pick() for _ in range(20)} == {other}

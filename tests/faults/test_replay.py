@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from specdec.client import Sample
 from specdec.core.errors import ModelMismatch, Preempted
+from specdec.core.rounds import TargetOpen
 from specdec.core.settings import EngineSettings
 from specdec.server.model_server import ModelServer
 from target_service.engine import TargetEngine
 from target_service.server import create_server
-from target_service.verifier import TargetOpen
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S, eventually
+from testing.table_model import Table, TableVerifier
 from tests.cluster import Cluster, cluster, live, orders_wait
 from tests.faults.undisturbed import NUM_SAMPLES, assert_same, drafter, generate, replays, undisturbed, verifier
-from tests.models.misbehaving import PATIENCE_S, Misbehaving
 from tests.models.table_reader import TABLE, oracle
 
 REQUEST: dict[str, Any] = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=60, seed=7, temperature=1.0)
@@ -40,9 +41,7 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> list[TargetOpen]:
 
 
 async def not_ready(running: Cluster, index: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while running.orchestrator.targets.replicas[index].ready:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not running.orchestrator.targets.replicas[index].ready)
 
 
 async def drain(server: ModelServer, waiting: Misbehaving) -> None:

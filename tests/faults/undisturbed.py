@@ -8,8 +8,8 @@ from typing import Any
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
 from target_service.language_model import LmVerifier
+from testing.patience import PATIENCE_S
 from tests.cluster import cluster
-from tests.models.misbehaving import PATIENCE_S
 from tests.models.table_runner import TableRunner
 
 COUPLED, TOKEN, BLOCK = "VERIFICATION_METHOD_COUPLED", "VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import queue
 import shutil
@@ -17,10 +18,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.telemetry.prometheus import Scrape
+from testing.raw import started
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 
@@ -45,9 +47,16 @@ def models(
     """They have the tokenizer of the demo pair: texts have no meaning, and are texts."""
     table = dataclasses.replace(TABLE, context_length=context_length)
     verifier, drafter = TableVerifier(table, **fields), TableDrafter(table)
-    for each in (verifier, drafter):
-        each.info = dataclasses.replace(each.info, tokenizer_fingerprint="", eos_token_ids=ends)
+    for model in (verifier, drafter):
+        model.info = dataclasses.replace(model.info, tokenizer_fingerprint="", eos_token_ids=ends)
     return verifier, drafter
+
+
+def with_keys(directory: Path) -> dict[str, str]:
+    """Settings of an orchestrator with one key, which is "secret"."""
+    keys = directory / "keys.jsonl"
+    keys.write_text(json.dumps({"name": "me", "sha256": hashlib.sha256(b"secret").hexdigest()}))
+    return {"api_keys_file": str(keys), "client_key": "secret"}
 
 
 @asynccontextmanager
@@ -63,15 +72,14 @@ async def serving(
     client = {"api_key": client_key}
     async with cluster(
         [verifier], [drafter], client=client, **{"tokenizer": str(DEMO / "target"), **settings}
-    ) as found:
-        address = f"127.0.0.1:{found.orchestrator.port}"
-        server = GatewayServer(GatewaySettings(orchestrator=[address], **(gateway or {})), Scrape())
-        await server.start()
-        try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
-                yield Running(found, server, http)
-        finally:
-            await server.stop()
+    ) as deployment:
+        address = f"127.0.0.1:{deployment.orchestrator.port}"
+        gateway_settings = GatewaySettings(orchestrator=[address], **(gateway or {}))
+        async with (
+            started(GatewayServer(gateway_settings, Scrape())) as server,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
+        ):
+            yield Running(deployment, server, http)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from gateway import callers, connections, reading
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.errors import HttpError
 from gateway.parsing import MAX_NESTED, parsed
-from tests.gateway.conftest import Running, serving
+from tests.gateway.conftest import Running, serving, with_keys
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
 MESSAGE = {"role": "user", "content": "a"}
@@ -112,9 +111,7 @@ def test_a_body_takes_memory_in_proportion_to_its_bytes():
 async def test_a_large_body_is_read_of_callers_with_a_key_alone(tmp_path, monkeypatch):
     read: list[int] = []
     monkeypatch.setattr(reading, "parsed", lambda data, *rest: read.append(len(data)) or parsed(data, *rest))
-    keys = tmp_path / "keys.jsonl"
-    keys.write_text(json.dumps({"name": "me", "sha256": hashlib.sha256(b"secret").hexdigest()}))
-    async with serving(api_keys_file=str(keys), client_key="secret") as running:
+    async with serving(**with_keys(tmp_path)) as running:
         for body in (COMPLETION | {"prompt": LARGE}, COMPLETION | {"user": LARGE}):
             for key, status in (("", 401), ("Bearer wrong", 401)):
                 response = await running.http.post("/v1/completions", json=body, headers={"authorization": key})
@@ -130,8 +127,8 @@ async def test_what_is_too_large_for_the_orchestrators_is_not_to_be_sent_again()
     async with serving() as running:
         send = running.http.post
         headers = [{"authorization": "Bearer " + "a" * 5_000}, {"authorization": "a" * 14_000}]
-        for each in headers:
-            response = await send("/v1/completions", json=COMPLETION, headers=each)
+        for header in headers:
+            response = await send("/v1/completions", json=COMPLETION, headers=header)
             assert response.status_code == 431, response.text
             assert response.json()["error"]["message"]
             assert "retry-after" not in response.headers
@@ -151,7 +148,7 @@ def test_of_the_headers_only_what_has_their_form_goes_on():
         pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
         request = Request({"type": "http", "headers": pairs})
         request.state.request_id = callers.request_id(request)
-        return dict(callers.metadata(request))
+        return dict(callers.metadata_of(request))
 
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert sent(x_request_id="mine", traceparent=trace)["traceparent"] == trace
@@ -253,44 +250,41 @@ async def test_connections_without_a_request_make_room_for_those_with_one():
 # --- pages --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("host", "origin", "site", "allowed"),
-    [
-        ("api.example.org", None, None, True),  # no page: curl, or a client library
-        ("localhost:8000", "http://localhost:8000", "same-origin", True),
-        ("10.0.0.7:8000", "http://10.0.0.7:8000", None, True),
-        ("[::1]:8000", "http://[::1]:8000", None, True),
-        ("box:8000", "http://box:8000", None, True),
-        ("api.example.org", "https://api.example.org", None, True),
-        ("backend:8000", "https://api.example.org", "same-origin", True),  # behind a proxy
-        ("backend:8000", "https://page.example", "cross-site", True),  # allowed_origins
-        ("localhost:8000", "https://evil.example", "cross-site", False),
-        ("localhost:8000", "https://evil.example", None, False),
-        ("localhost:8000", "http://localhost:9000", "same-site", False),
-        ("evil.example:8000", "http://evil.example:8000", None, False),  # a name that leads here
-        ("localhost:8000", "null", "cross-site", False),
-        ("localhost:8000", "http://[", None, False),
-    ],
-)
-async def test_a_page_from_elsewhere_may_not_call(host, origin, site, allowed):
-    async with serving(
-        gateway={"host": "0.0.0.0", "insecure": True, "allowed_origins": "https://page.example"}
-    ) as running:
-        given = {"host": host, "origin": origin, "sec-fetch-site": site, "content-type": "text/plain"}
-        headers = {name: value for name, value in given.items() if value is not None}
-        response = await running.http.post("/v1/completions", content=json.dumps(COMPLETION), headers=headers)
-        assert response.status_code == (200 if allowed else 403), response.text
-        if not allowed:
-            assert "allowed_origins" in response.json()["error"]["message"]
+PAGES = [
+    ("api.example.org", None, None, True),  # no page: curl, or a client library
+    ("localhost:8000", "http://localhost:8000", "same-origin", True),
+    ("10.0.0.7:8000", "http://10.0.0.7:8000", None, True),
+    ("[::1]:8000", "http://[::1]:8000", None, True),
+    ("box:8000", "http://box:8000", None, True),
+    ("api.example.org", "https://api.example.org", None, True),
+    ("backend:8000", "https://api.example.org", "same-origin", True),  # behind a proxy
+    ("backend:8000", "https://page.example", "cross-site", True),  # allowed_origins
+    ("localhost:8000", "https://evil.example", "cross-site", False),
+    ("localhost:8000", "https://evil.example", None, False),
+    ("localhost:8000", "http://localhost:9000", "same-site", False),
+    ("evil.example:8000", "http://evil.example:8000", None, False),  # a name that leads here
+    ("localhost:8000", "null", "cross-site", False),
+    ("localhost:8000", "http://[", None, False),
+]
+
+
+async def test_a_page_from_elsewhere_may_not_call():
+    settings = {"host": "0.0.0.0", "insecure": True, "allowed_origins": "https://page.example"}
+    async with serving(gateway=settings) as running:
+        for host, origin, site, allowed in PAGES:
+            given = {"host": host, "origin": origin, "sec-fetch-site": site, "content-type": "text/plain"}
+            headers = {name: value for name, value in given.items() if value is not None}
+            response = await running.http.post("/v1/completions", content=json.dumps(COMPLETION), headers=headers)
+            assert response.status_code == (200 if allowed else 403), (given, response.text)
+            if not allowed:
+                assert "allowed_origins" in response.json()["error"]["message"]
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
 async def test_without_a_key_all_names_of_models_are_alike(tmp_path):
-    keys = tmp_path / "keys.jsonl"
-    keys.write_text(json.dumps({"name": "me", "sha256": hashlib.sha256(b"secret").hexdigest()}))
-    async with serving(api_keys_file=str(keys), client_key="secret") as running:
+    async with serving(**with_keys(tmp_path)) as running:
         get, headers = running.http.get, {"authorization": "Bearer secret"}
         served = (await get("/v1/models", headers=headers)).json()["data"][0]["id"]
         for key, statuses in ((headers, (200, 404)), ({}, (401, 401)), ({"authorization": "Bearer no"}, (401, 401))):

@@ -14,11 +14,11 @@ from typing import Any
 import openai
 import pytest
 
-from bench.models.table_model import TableVerifier
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from orchestrator.replicas.poison import MAX_HARM
 from specdec.telemetry.prometheus import Scrape
+from testing.table_model import TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.gateway.conftest import MODEL, models, serving
@@ -43,21 +43,21 @@ async def test_the_official_client_chats():
         texts = {"system": "Be short.", "user": "What is\n2 + 2?"}
         chat = {"messages": [{"role": role, "content": text} for role, text in texts.items()]}
         [expected] = await grpc.generate(chat=chat, max_tokens=16, seed=5)
-        found = await openai_client.chat.completions.create(**CHAT)
-        assert found.choices[0].message.content == expected.text
-        assert found.choices[0].finish_reason == "length"
-        assert found.usage.completion_tokens == 16
-        assert found.usage.prompt_tokens == expected.finish.usage.prompt_tokens
-        told = [
+        completion = await openai_client.chat.completions.create(**CHAT)
+        assert completion.choices[0].message.content == expected.text
+        assert completion.choices[0].finish_reason == "length"
+        assert completion.usage.completion_tokens == 16
+        assert completion.usage.prompt_tokens == expected.finish.usage.prompt_tokens
+        chunks = [
             chunk
             async for chunk in await openai_client.chat.completions.create(
                 **CHAT, stream=True, stream_options={"include_usage": True}
             )
         ]
-        assert told[0].choices[0].delta.role == "assistant"
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in told[:-1]) == expected.text
-        assert told[-1].usage == found.usage
-        reasons = [chunk.choices[0].finish_reason for chunk in told[:-1]]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == expected.text
+        assert chunks[-1].usage == completion.usage
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks[:-1]]
         assert reasons.count("length") == 1
         assert reasons[-1] == "length"
         stop = expected.text[6:10]  # what ends by length, the helper refuses
@@ -74,17 +74,17 @@ async def test_the_official_client_chats():
 
 async def test_logprobs_in_chat_have_the_tokens_bytes():
     async with serving() as running, client(running.url) as openai_client:
-        found = await openai_client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
-        [choice] = found.choices
-        told = choice.logprobs.content
-        assert len(told) == 16
-        text = b"".join(bytes(token.bytes) for token in told).decode("utf-8", "replace")
+        completion = await openai_client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+        [choice] = completion.choices
+        tokens = choice.logprobs.content
+        assert len(tokens) == 16
+        text = b"".join(bytes(token.bytes) for token in tokens).decode("utf-8", "replace")
         assert text.startswith(choice.message.content.rstrip("\ufffd"))
-        assert all(len(token.top_logprobs) == 3 for token in told)
-        assert all(token.logprob <= token.top_logprobs[0].logprob for token in told)
+        assert all(len(token.top_logprobs) == 3 for token in tokens)
+        assert all(token.logprob <= token.top_logprobs[0].logprob for token in tokens)
         streamed = await openai_client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3, stream=True)
         parts = [chunk.choices[0].logprobs async for chunk in streamed]
-        assert [token for part in parts if part for token in part.content] == told
+        assert [token for part in parts if part for token in part.content] == tokens
         extra = {"prediction": {"type": "content", "content": choice.message.content}}
         predicted = await openai_client.chat.completions.create(**CHAT, extra_body=extra)
         assert predicted.choices[0].message.content == choice.message.content
@@ -94,9 +94,9 @@ async def test_logprobs_in_chat_have_the_tokens_bytes():
 async def test_an_answer_can_be_sent_back_as_its_class_writes_it():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     async with serving() as running, client(running.url) as openai_client:
-        found = await openai_client.chat.completions.create(**CHAT)
+        completion = await openai_client.chat.completions.create(**CHAT)
         for fields in ({}, {"content": None, "tool_calls": [call]}):
-            message = found.choices[0].message.model_copy()
+            message = completion.choices[0].message.model_copy()
             answer = type(message).model_validate(message.model_dump() | fields).model_dump()
             assert answer.keys() >= {"audio", "function_call", "refusal"}
             await openai_client.chat.completions.create(**{**CHAT, "messages": [*MESSAGES, answer, MESSAGES[1]]})
@@ -136,10 +136,10 @@ async def test_a_full_server_is_tried_again():
 
 def test_the_client_without_asyncio(running_in_a_thread: str):
     with openai.OpenAI(base_url=f"{running_in_a_thread}/v1", api_key="any") as openai_client:
-        found = openai_client.chat.completions.create(**CHAT)
-        told = openai_client.chat.completions.create(**CHAT, stream=True)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in told)
-        assert text == found.choices[0].message.content
+        completion = openai_client.chat.completions.create(**CHAT)
+        chunks = openai_client.chat.completions.create(**CHAT, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == completion.choices[0].message.content
         completion = openai_client.completions.create(model=MODEL, prompt="a", max_tokens=4, echo=True, logprobs=2)
         assert completion.choices[0].text.startswith("a")
 
@@ -192,8 +192,8 @@ async def test_a_request_under_which_targets_fail_is_not_tried_again(
     async with serving(api_keys_file=str(keys)) as running:
         monkeypatch.setattr(TableVerifier, "verify", fail)
         async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="secret") as asking:
-            with pytest.raises(openai.InternalServerError, match="it is not tried again") as told:
+            with pytest.raises(openai.InternalServerError, match="it is not tried again") as refused:
                 await asking.completions.create(model=MODEL, prompt="a", max_tokens=4)
-        assert told.value.status_code == 503
-        assert "retry-after" not in told.value.response.headers
+        assert refused.value.status_code == 503
+        assert "retry-after" not in refused.value.response.headers
         assert num_passes == MAX_HARM, "OpenAI's client repeats other answers of 503"

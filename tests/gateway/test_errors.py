@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import re
 from typing import Any
 
-import pytest
-
 from gateway.answers import Answer
-from tests.gateway.conftest import MODEL, serving
+from tests.gateway.conftest import MODEL, serving, with_keys
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
 HALF = "\ud800"  # of a surrogate pair
@@ -59,7 +56,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {**COMPLETION, "stop": [1]}, "stop[0]"),
     ("completions", {**COMPLETION, "guided_json": {}}, "guided_json"),
     *(("completions", {**COMPLETION, name: 1}, name) for name in ("no_such_field", "top-k", "str", "1", " ")),
-    *(("completions", {**COMPLETION, "request_id": each}, "request_id") for each in ("", "é", "a b", "a" * 129)),
+    *(("completions", {**COMPLETION, "request_id": value}, "request_id") for value in ("", "é", "a b", "a" * 129)),
     ("completions", {**COMPLETION, "verification": "magic"}, "verification"),
     ("chat/completions", {"max_tokens": 4}, "messages"),
     ("chat/completions", {**CHAT, "messages": []}, "messages"),
@@ -87,8 +84,8 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {**CHAT, **JSON, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ("chat/completions", {**CHAT, **JSON, **TOOLS, "tool_choice": "required"}, "tool_choice"),
     *(
-        ("completions", {**COMPLETION, "structured_outputs": each}, "structured_outputs")
-        for each in (
+        ("completions", {**COMPLETION, "structured_outputs": outputs}, "structured_outputs")
+        for outputs in (
             {"json": {}, "json_object": True},
             {},
             {"regex": None},
@@ -131,30 +128,31 @@ async def test_a_bad_value_is_refused_by_the_name_of_its_field():
         assert (await running.http.post("/v1/completions", json=COMPLETION)).status_code == 200
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 10_000, b"\xff\xfe", b'{"prompt": NaN}'])
-async def test_a_body_that_is_no_object_is_refused(content):
+async def test_a_body_that_is_no_object_is_refused():
     async with serving() as running:
-        response = await running.http.post("/v1/completions", content=content)
-        assert response.status_code == 400
-        assert is_an_error(response.json())
+        for content in (b"", b"{", b"[1]", b"null", b"[" * 10_000, b"\xff\xfe", b'{"prompt": NaN}'):
+            response = await running.http.post("/v1/completions", content=content)
+            assert response.status_code == 400, content[:20]
+            assert is_an_error(response.json())
 
 
-@pytest.mark.parametrize("depth", [50, 190, 300, 975, 5_000])
-@pytest.mark.parametrize("size", [0, 300_000])  # a large body is read by a thread, with another stack
-async def test_depth_is_no_defect_of_the_server(depth, size):
-    schema = '{"items":' * depth + "{}" + "}" * depth
-    tools = f'[{{"type": "function", "function": {{"name": "now", "parameters": {schema}}}}}]'
-    forms = [
-        f'"structured_outputs": {{"json": {schema}}}',
-        f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}',
-        f'"tools": {tools}, "tool_choice": "required"',
-        f'"chat_template_kwargs": {schema}',
-    ]
+async def test_depth_is_no_defect_of_the_server():
     async with serving() as running:
-        for form in forms:
-            body = f'{{"messages": [{{"role": "user", "content": "a"}}], "user": "{"a" * size}", {form}}}'
-            response = await running.http.post("/v1/chat/completions", content=body)
-            assert response.status_code in (200, 400), response.text
+        for depth in (50, 190, 300, 975, 5_000):
+            schema = '{"items":' * depth + "{}" + "}" * depth
+            tools = f'[{{"type": "function", "function": {{"name": "now", "parameters": {schema}}}}}]'
+            forms = (
+                f'"structured_outputs": {{"json": {schema}}}',
+                f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}',
+                f'"tools": {tools}, "tool_choice": "required"',
+                f'"chat_template_kwargs": {schema}',
+            )
+            for form in forms:
+                for size in (0, 300_000):  # a large body is read by a thread, with another stack
+                    fields = f'"max_tokens": 1, "user": "{"a" * size}", {form}'
+                    body = f'{{"messages": [{{"role": "user", "content": "a"}}], {fields}}}'
+                    response = await running.http.post("/v1/chat/completions", content=body)
+                    assert response.status_code in (200, 400), (depth, size, form[:20], response.text)
 
 
 async def test_names_in_an_error_are_those_of_the_caller():
@@ -232,18 +230,16 @@ async def test_a_timeout_is_not_tried_again():
         assert response.headers["x-should-retry"] == "false"
         async with running.http.stream(
             "POST", "/v1/completions", json={**COMPLETION, "max_tokens": 3000, "stream": True}
-        ) as found:
-            assert found.status_code == 200
-            lines = [line async for line in found.aiter_lines() if line]
+        ) as streamed:
+            assert streamed.status_code == 200
+            lines = [line async for line in streamed.aiter_lines() if line]
         assert lines[-1] != "data: [DONE]"
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
         await running.cluster.settled()
 
 
 async def test_keys_are_passed_on(tmp_path):
-    keys = tmp_path / "keys.jsonl"
-    keys.write_text(json.dumps({"name": "me", "sha256": hashlib.sha256(b"secret").hexdigest()}))
-    async with serving(api_keys_file=str(keys), client_key="secret") as running:
+    async with serving(**with_keys(tmp_path)) as running:
         for method, path, body in (
             ("POST", "/v1/completions", COMPLETION),
             ("POST", "/v1/chat/completions", CHAT),
@@ -284,13 +280,13 @@ async def test_what_the_server_is_can_be_asked():
         assert (await get("/version")).json()["version"]
         assert (await get("/ping")).status_code == 200
         assert (await get("/load")).json() == {"server_load": 0}
-        told = (await get("/tokenizer_info")).json()
-        assert told["eos_token"] == "<|endoftext|>"
-        assert "messages" in told["chat_template"]
-        found = (await running.http.post("/tokenize", json={"prompt": "def f(", "return_token_strs": True})).json()
-        assert found["count"] == len(found["tokens"])
-        assert "".join(found["token_strs"]) == "def f("
-        back = (await running.http.post("/detokenize", json={"tokens": found["tokens"]})).json()
+        tokenizer = (await get("/tokenizer_info")).json()
+        assert tokenizer["eos_token"] == "<|endoftext|>"
+        assert "messages" in tokenizer["chat_template"]
+        tokens = (await running.http.post("/tokenize", json={"prompt": "def f(", "return_token_strs": True})).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        assert "".join(tokens["token_strs"]) == "def f("
+        back = (await running.http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
         assert back == {"prompt": "def f("}
         chat = (await running.http.post("/tokenize", json={"messages": CHAT["messages"]})).json()
         assert chat["count"] > 3

@@ -25,13 +25,13 @@ CHECKS = [not_a_server_error, content_type_conformance, response_schema_conforma
 
 
 def test_the_document_is_valid_and_describes_every_field():
-    told = document("/llm")
-    assert told["servers"] == [{"url": "/llm"}]
-    for schema in told["components"]["schemas"].values():
+    description = document("/llm")
+    assert description["servers"] == [{"url": "/llm"}]
+    for schema in description["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
-    fields = told["components"]["schemas"]["ChatBody"]["properties"]
+    fields = description["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "top_logprobs", "num_draft_tokens", "prediction"} <= fields.keys()
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"} <= told["paths"].keys()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"} <= description["paths"].keys()
 
 
 @pytest.mark.slow

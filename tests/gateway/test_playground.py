@@ -27,8 +27,8 @@ async def browsing(running: Running, scheme: str = "light") -> AsyncIterator[Any
     """The page. It logs no error, and asks no other host."""
     problems: list[str] = []
     url = running.url
-    async with playwright.async_playwright() as made:
-        browser = await made.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    async with playwright.async_playwright() as player:
+        browser = await player.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = await browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 800})
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -39,7 +39,9 @@ async def browsing(running: Running, scheme: str = "light") -> AsyncIterator[Any
         finally:
             await browser.close()
     # A refused request is logged by the browser, whatever the page does about it.
-    assert not [each for each in problems if "Failed to load resource" not in each and "net::ERR" not in each]
+    assert not [
+        problem for problem in problems if "Failed to load resource" not in problem and "net::ERR" not in problem
+    ]
 
 
 async def ask(page: Any, prompt: str, **settings: Any) -> None:
@@ -63,8 +65,8 @@ async def test_what_it_shows_is_what_the_api_tells() -> None:
         await ask(page, "def f(", mode="completion", seed=7, max_tokens=120, draft_tokens=4)
         await finished(page)
         body = {"prompt": "def f(", "seed": 7, "max_tokens": 120, "num_draft_tokens": 4, "temperature": 0.7}
-        told = (await running.http.post("/v1/completions", json={**body, "return_origins": True})).json()
-        [choice] = told["choices"]
+        answer = (await running.http.post("/v1/completions", json={**body, "return_origins": True})).json()
+        [choice] = answer["choices"]
         turn = page.locator(".turn").last
         assert await turn.locator("p").text_content() == choice["text"]
         origins = await page.locator("#log .token").evaluate_all("spans => spans.map(s => s.dataset.origin)")
@@ -74,7 +76,7 @@ async def test_what_it_shows_is_what_the_api_tells() -> None:
         rounds = choice["specdec"]["rounds"]
         assert await page.locator("#rounds li").count() == len(rounds)
         dots = await page.locator(".dots").all_text_contents()
-        assert [dot.count("●") for dot in dots] == [each["num_accepted_tokens"] for each in rounds]
+        assert [dot.count("●") for dot in dots] == [report["num_accepted_tokens"] for report in rounds]
         await page.locator("#log .token").nth(10).hover()
         assert await page.locator("#rounds li.lit").count() == 1
         await page.locator("#compare").click()
@@ -98,7 +100,7 @@ async def test_it_chats_by_keyboard_remembers_and_stops() -> None:
         page.on("request", lambda request: sent.append(json.loads(request.post_data)) if request.post_data else None)
         await ask(page, "And then?", max_tokens=8)
         await finished(page)
-        assert [each["role"] for each in sent[0]["messages"]] == ["user", "assistant", "user"]
+        assert [message["role"] for message in sent[0]["messages"]] == ["user", "assistant", "user"]
         await page.locator("#clear").click()
         assert await page.locator(".turn").count() == 0
 
@@ -146,6 +148,8 @@ async def test_axe_finds_nothing_serious(scheme: str, request: pytest.FixtureReq
         await ask(page, "def f(", mode="completion", max_tokens=60, seed=1, draft_tokens=4)
         await finished(page)
         await page.locator("summary").click()
-        found = await axe.Axe().run(page)
-        serious = [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
-        assert not serious, [(each["id"], [node["html"] for node in each["nodes"]]) for each in serious]
+        report = await axe.Axe().run(page)
+        serious = [
+            violation for violation in report.response["violations"] if violation["impact"] in ("serious", "critical")
+        ]
+        assert not serious, [(violation["id"], [node["html"] for node in violation["nodes"]]) for violation in serious]

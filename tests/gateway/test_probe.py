@@ -9,7 +9,7 @@ import pytest
 
 from gateway.probe import answers
 from specdec.security import dev_ca as certificates
-from tests.certificates import files
+from testing.certificates import files
 from tests.gateway.conftest import serving
 
 

@@ -17,11 +17,11 @@ from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.security import dev_ca
 from specdec.telemetry.prometheus import Scrape
-from tests.certificates import files
+from testing.certificates import files
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pki")
     dev_ca.make(directory)
     return directory
@@ -37,15 +37,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_certificate_that_is_none_for_a_gateway_ends_it_at_the_start(
-    owner: str, spoilt: str, words: str, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+    owner: str,
+    spoilt: str,
+    words: str,
+    certificates: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
 ) -> None:
-    own = tmp_path / "pki"
-    shutil.copytree(made, own)
+    pki = tmp_path / "pki"
+    shutil.copytree(certificates, pki)
     if spoilt == "expired":
-        dev_ca.make(own, days=-1)
+        dev_ca.make(pki, days=-1)
     if spoilt == "key":
-        shutil.copy(own / "draft" / dev_ca.KEY, own / owner / dev_ca.KEY)
-    flags = [f"--{name.replace('_', '-')}={file}" for name, file in files(own, owner).items()]
+        shutil.copy(pki / "draft" / dev_ca.KEY, pki / owner / dev_ca.KEY)
+    flags = [f"--{name.replace('_', '-')}={file}" for name, file in files(pki, owner).items()]
     monkeypatch.setattr("sys.argv", ["gateway", "--orchestrator", "127.0.0.1:1", *flags])
     monkeypatch.setattr("specdec.telemetry.setup.set_up", lambda *_: None)
     monkeypatch.setattr("specdec.transport.rpc.signalled", AsyncMock())  # what starts ends at once
@@ -67,12 +73,12 @@ def serial(port: int, ca: Path) -> int:
     return x509.load_der_x509_certificate(data).serial_number
 
 
-async def test_a_changed_certificate_serves_the_next_connection(made: Path, tmp_path: Path) -> None:
-    own = tmp_path / "pki"
-    shutil.copytree(made, own)
-    ca = own / "ca" / dev_ca.CERT
+async def test_a_changed_certificate_serves_the_next_connection(certificates: Path, tmp_path: Path) -> None:
+    pki = tmp_path / "pki"
+    shutil.copytree(certificates, pki)
+    ca = pki / "ca" / dev_ca.CERT
 
-    server = GatewayServer(GatewaySettings(orchestrator=["127.0.0.1:1"], **files(own, "gateway")), Scrape())
+    server = GatewayServer(GatewaySettings(orchestrator=["127.0.0.1:1"], **files(pki, "gateway")), Scrape())
 
     async def served() -> int:
         return await asyncio.to_thread(serial, server.port, ca)
@@ -81,12 +87,12 @@ async def test_a_changed_certificate_serves_the_next_connection(made: Path, tmp_
     try:
         first = await served()
         assert await served() == first
-        shutil.copy(own / "draft" / dev_ca.KEY, own / "gateway" / dev_ca.KEY)
+        shutil.copy(pki / "draft" / dev_ca.KEY, pki / "gateway" / dev_ca.KEY)
         assert await served() == first, "one file of two: the last valid pair stays"
-        dev_ca.make(own)
+        dev_ca.make(pki)
         renewed = await served()
         assert renewed != first
-        dev_ca.make(own, days=-1)
+        dev_ca.make(pki, days=-1)
         assert await served() == renewed
     finally:
         await server.stop()

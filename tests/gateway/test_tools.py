@@ -22,6 +22,7 @@ from gateway.tools import Parser, Part, Reasoning, Text
 from specdec.runner.loading import grammars
 from specdec.telemetry.prometheus import Scrape
 from target_service.language_model import LmVerifier
+from testing.raw import started
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.parity.conftest import load
@@ -56,14 +57,14 @@ TEXTS: list[tuple[Format, str, list[Part]]] = [
 
 def parsed(parser: Parser, pieces: Sequence[str]) -> list[Part]:
     """The parts of a text, neighbours of a kind as one."""
-    found: list[Part] = []
-    for part in [each for piece in pieces for each in parser.feed(piece)] + parser.end():
-        last = found[-1] if found else None
+    joined: list[Part] = []
+    for part in [part for piece in pieces for part in parser.feed(piece)] + parser.end():
+        last = joined[-1] if joined else None
         if isinstance(part, (Text, Reasoning)) and type(last) is type(part):
-            found[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
+            joined[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined
 
 
 @pytest.mark.parametrize(("kind", "text", "parts"), TEXTS, ids=lambda value: str(value)[:30])
@@ -118,10 +119,10 @@ FORMATS: list[tuple[Format, str]] = [
 @pytest.mark.parametrize(("kind", "form"), FORMATS)
 def test_arguments_are_json_in_utf_8(kind: Format, form: str) -> None:
     """Half a surrogate pair has no place in it, and is replaced; a call with a number that it has not is text."""
-    for written, shown in (("\\ud800é", "\ufffdé"), ("\\udc00\\ud83d", "\ufffd" * 2), ("\\u00e9", "é")):
+    for written, expected in (("\\ud800é", "\ufffdé"), ("\\udc00\\ud83d", "\ufffd" * 2), ("\\u00e9", "é")):
         [call] = parsed(Parser(kind), [form % written])
         assert isinstance(call, Call)
-        assert json.loads(call.arguments.encode()) == {"a": shown}
+        assert json.loads(call.arguments.encode()) == {"a": expected}
     [named] = parsed(Parser("hermes"), ['<tool_call>{"name": "\\ud800"}'])
     assert named == Call("\ufffd", "{}")
     for number in ("1e999", "-1e999", *(() if kind == "pythonic" else ("NaN", "Infinity"))):
@@ -164,14 +165,13 @@ async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     """Of a gateway in front of the demo target."""
     runner = load("target", "float32")
     verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
-    async with cluster([verifier], tokenizer=str(DEMO / "target")) as found:
-        server = GatewayServer(GatewaySettings(orchestrator=[f"127.0.0.1:{found.orchestrator.port}"]), Scrape())
-        await server.start()
-        try:
-            async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as made:
-                yield made
-        finally:
-            await server.stop()
+    async with cluster([verifier], tokenizer=str(DEMO / "target")) as deployment:
+        settings = GatewaySettings(orchestrator=[f"127.0.0.1:{deployment.orchestrator.port}"])
+        async with (
+            started(GatewayServer(settings, Scrape())) as server,
+            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client,
+        ):
+            yield client
 
 
 def tool(name: str, **properties: Any) -> Any:
@@ -188,8 +188,8 @@ async def test_forced_calls_follow_the_schemas_of_their_tools(client: openai.Asy
     named = {"type": "function", "function": {"name": "get_weather"}}
     limits = {"max_tokens": 200, "parallel_tool_calls": False}
     for choice, reason in (("required", "tool_calls"), (named, "stop")):
-        told = await client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice, **limits)
-        [answer] = told.choices
+        completion = await client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice, **limits)
+        [answer] = completion.choices
         assert answer.finish_reason == reason
         assert answer.message.content is None
         for call in answer.message.tool_calls:
@@ -199,8 +199,10 @@ async def test_forced_calls_follow_the_schemas_of_their_tools(client: openai.Asy
         stream = client.chat.completions.stream(**ASKED, tools=TOOLS, tool_choice=choice, **limits)
         async with stream as events:
             final = (await events.get_final_completion()).choices[0]
-        calls = [[each.function for each in one.message.tool_calls or ()] for one in (answer, final)]
-        assert [(each.name, each.arguments) for each in calls[0]] == [(each.name, each.arguments) for each in calls[1]]
+        calls = [[call.function for call in one.message.tool_calls or ()] for one in (answer, final)]
+        assert [(function.name, function.arguments) for function in calls[0]] == [
+            (function.name, function.arguments) for function in calls[1]
+        ]
         assert final.finish_reason == reason
 
 
@@ -211,10 +213,10 @@ class Order(pydantic.BaseModel):
 
 @pytest.mark.slow
 async def test_parse_gives_an_object_of_the_clients_class(client: openai.AsyncOpenAI) -> None:
-    told = await client.chat.completions.parse(**ASKED, response_format=Order, max_tokens=200)
-    assert isinstance(told.choices[0].message.parsed, Order)
-    told = await client.chat.completions.create(**ASKED, response_format={"type": "json_object"}, max_tokens=30)
-    assert (told.choices[0].message.content or "").startswith("{")
+    completion = await client.chat.completions.parse(**ASKED, response_format=Order, max_tokens=200)
+    assert isinstance(completion.choices[0].message.parsed, Order)
+    completion = await client.chat.completions.create(**ASKED, response_format={"type": "json_object"}, max_tokens=30)
+    assert (completion.choices[0].message.content or "").startswith("{")
     bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"if": {"type": "string"}}}}
     with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
         await client.chat.completions.create(**ASKED, response_format=bad)
@@ -227,7 +229,7 @@ async def test_structured_outputs_have_the_names_of_vllm(client: openai.AsyncOpe
         ({"choice": ["aba", "bab"]}, "aba|bab"),
         ({"json": {"enum": ["aab"]}}, '"aab"'),
     ):
-        told = await client.completions.create(
+        completion = await client.completions.create(
             model="target", prompt="x", max_tokens=20, extra_body={"structured_outputs": given_}
         )
-        assert re.fullmatch(right, told.choices[0].text), given_
+        assert re.fullmatch(right, completion.choices[0].text), given_

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from orchestrator.drafting.prompt_lookup import HitRates
+from orchestrator.request import Caller, DraftOptions, Request, Stops
 from orchestrator.rounds import Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
@@ -14,8 +18,34 @@ from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 
-def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperature=1.0, **options: Any) -> Sequence:
-    return Sequence(prompt, max_tokens, SamplingParams(temperature), 0, method, **options)
+def new_request(
+    prompt: Iterable[int] = (1, 2),
+    max_tokens: int = 20,
+    method: Method = Method.COUPLED,
+    temperature: float = 1.0,
+    *,
+    sampling: SamplingParams | None = None,
+    stop: Iterable[str] = (),
+    stop_token_ids: Iterable[int] = (),
+    received: Iterable[int] = (),
+    cache_salt: bytes = b"",
+    seed: int = 0,
+) -> Request:
+    """``received``: ids that the first sample resumes with."""
+    return Request(
+        prompt_ids=array("I", prompt),
+        sampling=sampling or SamplingParams(temperature),
+        stops=Stops(max_tokens, tuple(stop), frozenset(stop_token_ids)),
+        drafting=DraftOptions(method),
+        seed=seed,
+        resume={0: array("I", received)},
+        caller=Caller(cache_salt=cache_salt),
+    )
+
+
+def new_sequence(*prompt_and_options: Any, tokenizer: Tokenizer | None = None, **options: Any) -> Sequence:
+    """The first sample of a new request."""
+    return Sequence(new_request(*prompt_and_options, **options), 0, tokenizer)
 
 
 def plan(num_tokens: int = 0, depth: int = 0, lookup: int | None = None, **rest: Any) -> RoundPlan:
@@ -47,7 +77,7 @@ def hit_rates(share: float) -> HitRates:
     rates = HitRates()
     for trial in range(200):
         for length in (2, 3, 4, 8, 16):
-            rates.observe(length, trial % 20 < 20 * share)
+            rates.count_token(length, trial % 20 < 20 * share)
     return rates
 
 
@@ -183,7 +213,7 @@ class FakeTarget:
 
 
 def still_to_come(unasked: int, num_autonomous: int) -> int:
-    """After the next of so many ``unasked`` verdicts, as orchestrator.target_client asks its target."""
+    """After the next of so many ``unasked`` verdicts, as orchestrator.verifying.target_client asks its target."""
     if 2 * unasked <= num_autonomous:
         return num_autonomous
     return min(unasked - 1, max(num_autonomous, OVERRUN - 1))

@@ -39,7 +39,7 @@ class Scripted:
         return [True] * len(sequences)
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
-        return [self.next_nodes(sequence, sequence.memory) for sequence in sequences]
+        return [self.next_nodes(sequence, sequence.state) for sequence in sequences]
 
     def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Candidate]:
         raise NotImplementedError

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
-from bench.models.table_model import Table
 from specdec.client import Sample
 from specdec.core.errors import NoReplica, ReplicaLost, SpecdecError
 from specdec.core.noise import derive_seed
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import generation_pb2
+from testing.table_model import Table
 
 TABLE = Table(vocab_size=40, acceptance=0.7, context_length=4096)
 

@@ -81,10 +81,10 @@ def stream(tokenizer: Tokenizer | None, ids: list[int], stops=(), prompt=(), tak
         if stop is not None:
             break
         if number % take_every == 0:
-            pieces.append(output.take())
+            pieces.append(output.release())
     else:
         stop = output.finish()
-    pieces.append(output.take(finished=True))
+    pieces.append(output.release(finished=True))
     text = "".join(piece.text for piece in pieces)
     sent = [token_id for piece in pieces for token_id in piece.token_ids]
     ends = [end for piece in pieces for end in piece.text_ends]

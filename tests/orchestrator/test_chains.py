@@ -11,7 +11,7 @@ import torch
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.tree import TokenTree
 from target_service.verifier import Job
-from target_service.vllm_sampler import TargetSampler
+from target_service.vllm_decisions import TargetSampler
 from target_service.vllm_verifier import VllmVerifier
 from tests.cluster import cluster
 from tests.models.fake_vllm import FakeVllm
@@ -42,6 +42,7 @@ async def texts(verifier: Watched, num_draft_tokens: int | None, **settings: Any
     return [sample.token_ids for sample in samples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ahead_tokens", [0, 40])
 @pytest.mark.parametrize("num_draft_tokens", [2, 12, None])
 async def test_a_target_that_verifies_chains_is_sent_no_row_that_it_leaves_out(

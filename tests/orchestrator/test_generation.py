@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.sequence import Sequence
 from specdec.core.errors import SpecdecError
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 from tests.models.table_runner import TableRunner
 
@@ -46,9 +46,9 @@ async def test_samples_begin_one_by_one_not_all_in_one_turn(monkeypatch: pytest.
     turn, begun = 0, Counter[int]()
 
     class Noting(Sequence):
-        def __init__(self, *arguments: Any) -> None:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
             begun[turn] += 1
-            super().__init__(*arguments)
+            super().__init__(*arguments, **options)
 
     async def count_turns() -> None:
         nonlocal turn

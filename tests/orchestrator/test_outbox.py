@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.outbox import BUFFERED_CHUNKS, Outbox
+from orchestrator.outbox import BUFFERED_EVENTS, Outbox
 
 LONG = 60.0
 
@@ -36,12 +36,12 @@ async def turns(count: int = 20) -> None:
 async def test_a_client_that_is_behind_stops_the_sample_and_each_chunk_it_reads_lets_one_in():
     outbox = Outbox(LONG)
     writer = Writer(outbox)
-    await turns(BUFFERED_CHUNKS)
-    assert writer.num_put == BUFFERED_CHUNKS
+    await turns(BUFFERED_EVENTS)
+    assert writer.num_put == BUFFERED_EVENTS
     for number in range(5):
         assert await outbox.get() == f"{number}"
         await turns()
-        assert writer.num_put == BUFFERED_CHUNKS + number + 1
+        assert writer.num_put == BUFFERED_EVENTS + number + 1
     assert writer.num_parked == 0
     writer.task.cancel()
 
@@ -49,15 +49,15 @@ async def test_a_client_that_is_behind_stops_the_sample_and_each_chunk_it_reads_
 async def test_a_parked_sample_goes_on_when_all_is_read_and_not_before():
     outbox = Outbox(patience_s=0.0)
     writer = Writer(outbox)
-    await turns(BUFFERED_CHUNKS)
-    assert (writer.num_put, writer.num_parked) == (BUFFERED_CHUNKS, 1)
-    for number in range(BUFFERED_CHUNKS):
-        assert (writer.num_put, writer.num_parked) == (BUFFERED_CHUNKS, 1), "opened again for a single chunk"
+    await turns(BUFFERED_EVENTS)
+    assert (writer.num_put, writer.num_parked) == (BUFFERED_EVENTS, 1)
+    for number in range(BUFFERED_EVENTS):
+        assert (writer.num_put, writer.num_parked) == (BUFFERED_EVENTS, 1), "opened again for a single chunk"
         assert await outbox.get() == f"{number}"
-        if number < BUFFERED_CHUNKS - 1:
+        if number < BUFFERED_EVENTS - 1:
             await turns()
-    await turns(3 * BUFFERED_CHUNKS)
-    assert writer.num_put == 2 * BUFFERED_CHUNKS
+    await turns(3 * BUFFERED_EVENTS)
+    assert writer.num_put == 2 * BUFFERED_EVENTS
     assert writer.num_parked == 2, "parked again once the client is as far behind again"
     writer.task.cancel()
 
@@ -65,14 +65,14 @@ async def test_a_parked_sample_goes_on_when_all_is_read_and_not_before():
 async def test_samples_of_one_request_are_parked_and_go_on_together():
     outbox = Outbox(patience_s=0.0)
     writers = [Writer(outbox, f"{name}-") for name in "abc"]
-    await turns(BUFFERED_CHUNKS)
+    await turns(BUFFERED_EVENTS)
     assert [writer.num_parked for writer in writers] == [1, 1, 1]
     put = [writer.num_put for writer in writers]
-    for _ in range(BUFFERED_CHUNKS - 1):
+    for _ in range(BUFFERED_EVENTS - 1):
         await outbox.get()
         await turns()
     assert [writer.num_put for writer in writers] == put
-    for _ in range(4 * BUFFERED_CHUNKS):
+    for _ in range(4 * BUFFERED_EVENTS):
         await outbox.get()
         await turns()
     assert all(writer.num_put > before for writer, before in zip(writers, put, strict=True)), "one waits for ever"

@@ -15,6 +15,7 @@ from specdec.core.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests import checkout
+from tests.models.fake_peers import new_sequence
 from tests.orchestrator.streamed_text import mixed
 
 MIXED = mixed()
@@ -23,8 +24,7 @@ D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
 
 
 def new(prompt=(1, 2), max_tokens=100, **options) -> Sequence:
-    options = {"sampling": SamplingParams(), "seed": 3, "method": Method.COUPLED, **options}
-    return Sequence(prompt, max_tokens, **options)
+    return new_sequence(prompt, max_tokens, seed=3, **options)
 
 
 def verdict(base: int, accepted=(), next_token: int = 0, number: int = 1) -> Verdict:
@@ -68,39 +68,10 @@ def test_a_replay_verifies_nothing_of_the_tree_at_hand():
     assert piece.origins == (B,)
 
 
-def test_a_stop_token_inside_the_block_cuts_it_and_is_not_output():
-    sequence = new(stop_token_ids=frozenset({6, 8}))
-    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1, 2), 8))
-    assert piece.token_ids == (5,)
-    assert piece.origins == (D,)
-    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 6)
-
-
-def test_a_stop_token_may_be_the_correction():
-    sequence = new(stop_token_ids=frozenset({8}))
-    assert sequence.extend(TokenTree.chain([5]), verdict(2, (), 8)).token_ids == ()
-    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 8)
-
-
 def test_a_stop_token_of_the_prompt_stops_nothing():
     sequence = new(prompt=(8, 8), stop_token_ids=frozenset({8}))
     assert sequence.extend(EMPTY_TREE, verdict(2, (), 5)).token_ids == (5,)
     assert not sequence.finished
-
-
-def test_the_length_cuts_the_block():
-    sequence = new(max_tokens=2)
-    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1, 2), 8))
-    assert piece.token_ids == (5, 6)
-    assert piece.origins == (D, D)
-    assert (sequence.finish_reason, sequence.matched) == (FinishReason.LENGTH, None)
-    assert sequence.remaining == 0
-
-
-def test_a_stop_at_the_last_token_allowed_is_a_stop():
-    sequence = new(max_tokens=2, stop_token_ids=frozenset({6}))
-    assert sequence.extend(TokenTree.chain([5]), verdict(2, (0,), 6)).token_ids == (5,)
-    assert sequence.finish_reason is FinishReason.STOP
 
 
 def test_a_stop_string_inside_the_block_cuts_ids_origins_and_text_together():
@@ -145,16 +116,16 @@ def test_min_tokens_count_from_the_beginning_after_a_resume():
 
 
 def test_only_what_changes_logits_needs_a_target_that_knows_how():
-    assert new(sampling=SamplingParams(0.5, 3, 0.9, 0.1)).needs == frozenset()
+    assert new(sampling=SamplingParams(0.5, 3, 0.9, 0.1)).request.needs == frozenset()
     for field, value in dict(presence_penalty=1.0, logit_bias=((1, 2.0),), min_tokens=1).items():
-        assert new(sampling=SamplingParams(**{field: value})).needs == {TRANSFORMS}
+        assert new(sampling=SamplingParams(**{field: value})).request.needs == {TRANSFORMS}
 
 
 def test_a_salt_needs_a_target_and_a_draft_that_keep_to_it():
     salted = new(cache_salt=b"tenant", sampling=SamplingParams(min_tokens=1))
     assert salted.spec.cache_salt == b"tenant"
-    assert (salted.needs, salted.draft_needs) == ({TRANSFORMS, CACHE_SALT}, {CACHE_SALT})
-    assert not new().draft_needs
+    assert (salted.request.needs, salted.request.draft_needs) == ({TRANSFORMS, CACHE_SALT}, {CACHE_SALT})
+    assert not new().request.draft_needs
 
 
 def test_a_stop_token_lets_out_what_was_held_back():

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_event
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.request import Chunk
+from orchestrator.outbox import Chunk
 from orchestrator.rounds import Drafting, Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
 from specdec.core.rounds import Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 from tests.models.fake_peers import FakeDraft, new_sequence
 
@@ -38,7 +38,9 @@ def record(
     drafting: Drafting | None = None,
     **timings: int,
 ) -> RoundRecord:
-    return RoundRecord(number, 3, Proposal(tree, Source.DRAFT, drafting or Drafting()), accepted, Timings(**timings))
+    return RoundRecord(
+        number, 3, tree, Source.DRAFT, accepted, drafting=drafting or Drafting(), timings=Timings(**timings)
+    )
 
 
 def test_counts_by_depth_add_up():
@@ -50,7 +52,7 @@ def test_counts_by_depth_add_up():
         (chain([5]), 3, ()),
         (EMPTY_TREE, 4, ()),
     ):
-        statistics.observe(record(number, tree, accepted))
+        statistics.count_round(record(number, tree, accepted))
     assert statistics.num_rounds == 5
     assert statistics.num_drafts == 3
     assert statistics.num_draft_tokens == 7
@@ -62,11 +64,11 @@ def test_outcomes_are_told_apart_and_only_those_that_something_came_after_are_co
     statistics = Statistics()
     hit = False
     for accepted, foreseen in (((0, 1, 2), True), ((0, 1, 2), False), ((), True), ((0, 1), True), ((0, 1), False)):
-        statistics.observe(record(1, chain([5, 6, 7]), accepted, Drafting(hit=hit)))
+        statistics.count_round(record(1, chain([5, 6, 7]), accepted, Drafting(hit=hit)))
         hit = foreseen
-    statistics.observe(record(2, drafting=Drafting(hit=hit)))
+    statistics.count_round(record(2, drafting=Drafting(hit=hit)))
     # Before it nothing was verified, so nothing was foreseen. And it is the last of all.
-    statistics.observe(record(3, chain([5]), (0,), Drafting(hit=True)))
+    statistics.count_round(record(3, chain([5]), (0,), Drafting(hit=True)))
     assert (statistics.num_bonuses, statistics.num_bonus_hits) == (2, 1)
     assert statistics.num_corrections_per_pos == [1, 0, 2]
     assert statistics.num_correction_hits_per_pos == [1, 0, 1]
@@ -77,11 +79,11 @@ def test_the_time_of_the_rounds_begins_with_the_first_verdict_and_prefills_are_n
     clock = Clock()
     statistics = Statistics(clock=clock)
     # Waited for before the first verdict of all: a resumed text.
-    statistics.observe(record(0, drafting=Drafting(waited_s=7.0), queue_us=1, pass_us=900_000, sample_us=5))
+    statistics.count_round(record(0, drafting=Drafting(waited_s=7.0), queue_us=1, pass_us=900_000, sample_us=5))
     for _ in range(2):
         clock.now += 1.25
         drafting = Drafting(waited_s=0.25)
-        statistics.observe(record(1, chain([5]), (), drafting, queue_us=10, pass_us=500_000, sample_us=20))
+        statistics.count_round(record(1, chain([5]), (), drafting, queue_us=10, pass_us=500_000, sample_us=20))
     assert statistics.elapsed_us == 2_500_000
     assert statistics.draft_wait_us == 500_000
     parts = (statistics.target_queue_us, statistics.target_pass_us, statistics.target_sample_us)
@@ -91,8 +93,8 @@ def test_the_time_of_the_rounds_begins_with_the_first_verdict_and_prefills_are_n
 def test_a_draft_is_on_time_where_the_round_did_not_wait():
     statistics = Statistics()
     for waited_s in (0.0, None, None):
-        statistics.observe(record(1, chain([5]), (0,), Drafting(waited_s=waited_s)))
-    statistics.observe(record(2))
+        statistics.count_round(record(1, chain([5]), (0,), Drafting(waited_s=waited_s)))
+    statistics.count_round(record(2))
     assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 2)
 
 
@@ -109,7 +111,7 @@ async def test_a_hit_needs_no_wait_and_nodes_are_counted_once():
 
     def decided(proposal: Proposal, verdict: Verdict) -> None:
         sequence.extend(proposal.tree, verdict)
-        statistics.observe(RoundRecord.of(proposal, verdict, Exchange()))
+        statistics.count_round(RoundRecord.of(proposal, verdict, Exchange()))
 
     decided(await proposed(()), Verdict(0, 2, (), 5))
     # What was asked for, then the same once more with a correction, and with what follows the bonus.
@@ -158,5 +160,5 @@ def test_every_field_of_the_contract_is_told():
     for number, field in enumerate(generation_pb2.SpeculationStats.DESCRIPTOR.fields, 1):
         expected[field.name] = [number] if field.is_repeated else number
         setattr(sequence.statistics, field.name, expected[field.name])
-    told = write_event(Chunk.of(0, 0, Piece(), sequence), None).chunk.finish.speculation
+    told = write_event(Chunk.of(sequence, index=0, position=0, piece=Piece()), None).chunk.finish.speculation
     assert {name: getattr(told, name) for name in expected} == expected

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
@@ -17,6 +16,7 @@ from specdec.cli.doctor import examine
 from specdec.core.settings import EngineSettings
 from specdec.runner.vocabulary import Vocabulary, read_vocabulary
 from target_service.server import create_server as create_target_server
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import TOKENIZER
 from tests.cluster import cluster
 

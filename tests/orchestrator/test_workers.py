@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from orchestrator.workers import MOST_AT_A_TIME, Workers
+from orchestrator.workers import MAX_AT_A_TIME, Workers
 
 
 class Work:
@@ -27,17 +27,17 @@ class Work:
 
 
 async def test_a_few_run_at_a_time_and_the_others_in_the_order_in_which_they_came() -> None:
-    workers, works = Workers(), [Work() for _ in range(MOST_AT_A_TIME + 2)]
+    workers, works = Workers(), [Work() for _ in range(MAX_AT_A_TIME + 2)]
     tasks = [asyncio.create_task(workers.run(work, "a")) for work in works]
     for number, work in enumerate(works):
         await work.has_begun()
-        assert not any(each.begun.is_set() for each in works[number + MOST_AT_A_TIME :])
+        assert not any(each.begun.is_set() for each in works[number + MAX_AT_A_TIME :])
         work.end.set()
         assert await tasks[number] == "done"
 
 
 async def test_accounts_take_turns_however_much_one_of_them_sends() -> None:
-    workers, blocking, order = Workers(), [Work() for _ in range(MOST_AT_A_TIME)], []
+    workers, blocking, order = Workers(), [Work() for _ in range(MAX_AT_A_TIME)], []
     running = [asyncio.create_task(workers.run(work, "a")) for work in blocking]
     await blocking[-1].has_begun()
 
@@ -58,7 +58,7 @@ async def test_accounts_take_turns_however_much_one_of_them_sends() -> None:
 
 
 async def test_cancelled_before_it_begins_it_never_does() -> None:
-    workers, works = Workers(), [Work() for _ in range(MOST_AT_A_TIME + 1)]
+    workers, works = Workers(), [Work() for _ in range(MAX_AT_A_TIME + 1)]
     *running, waiting = [asyncio.create_task(workers.run(work, "a")) for work in works]
     await works[0].has_begun()
     waiting.cancel()
@@ -66,7 +66,7 @@ async def test_cancelled_before_it_begins_it_never_does() -> None:
         await waiting
     for work in works:
         work.end.set()
-    assert await asyncio.gather(*running) == ["done"] * MOST_AT_A_TIME
+    assert await asyncio.gather(*running) == ["done"] * MAX_AT_A_TIME
     assert not works[-1].begun.is_set()
 
 

@@ -6,21 +6,18 @@ Every sequence of a batch takes its turn together, so a round of all of them is 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from draft_service.drafter import Drafter
-from draft_service.server import create_server as create_draft_server
 from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
 from specdec.core.sequence import SequenceSpec
-from specdec.core.settings import EngineSettings
 from specdec.core.tree import TokenTree
-from specdec.transport import rpc
 from specdec.transport.wire import read_growth, read_verdict, write_advance, write_budget, write_round, write_spec
-from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from target_service.server import create_server as create_target_server
+from specdec.v1 import draft_pb2, target_pb2
 from target_service.verifier import Verifier
+from testing.raw import draft, target
 
 
 class TargetStream:
@@ -136,25 +133,12 @@ class Services:
 @asynccontextmanager
 async def services(verifier: Verifier, drafter: Drafter | None = None) -> AsyncIterator[Services]:
     """The two services on free ports, and one stream to each."""
-    target_server = create_target_server(verifier, EngineSettings())
-    draft_server = create_draft_server(drafter, EngineSettings()) if drafter else None
-    servers = [server for server in (target_server, draft_server) if server]
-    for server in servers:
-        await server.start()
-    try:
-        async with rpc.channel(f"127.0.0.1:{target_server.port}") as target_channel:
-            verify = target_pb2_grpc.TargetServiceStub(target_channel).Verify()
-            if draft_server is None:
-                yield Services(TargetStream(verify, verifier.info.vocab_size), None)
-                verify.cancel()
-                return
-            async with rpc.channel(f"127.0.0.1:{draft_server.port}") as draft_channel:
-                draft = draft_pb2_grpc.DraftServiceStub(draft_channel).Draft()
-                yield Services(
-                    TargetStream(verify, verifier.info.vocab_size), DraftStream(draft, drafter.info.vocab_size)
-                )
-                verify.cancel()
-                draft.cancel()
-    finally:
-        for server in servers:
-            await server.stop()
+    async with AsyncExitStack() as stack:
+        verify = (await stack.enter_async_context(target(verifier))).call()
+        stack.callback(verify.cancel)
+        streams = Services(TargetStream(verify, verifier.info.vocab_size), None)
+        if drafter is not None:
+            call = (await stack.enter_async_context(draft(drafter))).call()
+            stack.callback(call.cancel)
+            streams.draft = DraftStream(call, drafter.info.vocab_size)
+        yield streams

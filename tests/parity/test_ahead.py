@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 SAMPLINGS: list[dict[str, Any]] = [
@@ -91,6 +91,7 @@ async def test_the_text_is_the_same_and_many_verdicts_were_foreseen(settings: di
     assert num_foreseen > len(ASKED) / 2
 
 
+@pytest.mark.slow
 async def test_with_siblings_the_text_is_the_same_and_more_is_accepted() -> None:
     expected = await alone()
     accepted_per_draft = []  # rounds without one, where a draft came too late, are a matter of time

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.fault_proxy import Direction, FaultProxy
-from bench.models.table_model import TableDrafter, TableVerifier
 from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.server import create_server as create_draft_server
@@ -33,8 +31,11 @@ from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
+from testing.fault_proxy import Direction, FaultProxy
+from testing.misbehaving import Misbehaving
+from testing.patience import eventually
+from testing.table_model import TableDrafter, TableVerifier
 from tests.cluster import connected
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_reader import TABLE, oracle
 from tests.models.table_runner import TableRunner
 
@@ -187,8 +188,8 @@ def early(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["sent"] += round_.number > answered.get((engine, key), -1) + 1
         submit(engine, key, round_, arrived)
 
-    def stepping(engine: TargetEngine, look: Any) -> Any:
-        results = step(engine, look)
+    def stepping(engine: TargetEngine, poll: Any) -> Any:
+        results = step(engine, poll)
         for key, result in results:
             if isinstance(result, Verdict):
                 answered[engine, key] = result.round
@@ -227,9 +228,7 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
                 told.extend(sample.finish.speculation for sample in samples)
 
         await asyncio.gather(*map(one_after_the_other, running.lines))
-        async with asyncio.timeout(10.0):
-            while running.draft.load.live_sequences or running.draft.load.kv_slots_used:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not (running.draft.load.live_sequences or running.draft.load.kv_slots_used))
     assert len(told) == 2 * len(schedules)
     assert {*FAULTS} <= struck.keys(), "no kind of fault was left out"
     foreseen = sum(each.num_bonus_hits + sum(each.num_correction_hits_per_pos) for each in told)

@@ -24,7 +24,7 @@ from tests.models.scripted import BranchingDrafter, WatchingVerifier
 pytestmark = pytest.mark.slow
 
 VOCAB, CONTEXT, ORIGINAL, WINDOW = 512, 1024, 128, 48
-NUM_TOKENS, NUM_TEXTS, LENGTH, NUM_DRAFT_TOKENS = 600, 2, 24, 12
+NUM_TOKENS, NUM_TEXTS, LENGTH, NUM_DRAFT_TOKENS = 320, 2, 24, 12
 BASE: dict[str, Any] = dict(
     vocab_size=VOCAB,
     hidden_size=64,
@@ -119,4 +119,4 @@ async def test_a_long_text_is_that_of_transformers_beside_others(
     for prompt, text, got in zip(prompts, texts, ours, strict=True):
         at = next((i for i, pair in enumerate(zip(text, got, strict=True)) if pair[0] != pair[1]), None)
         assert at is None or nearly(model, [*prompt, *text[: at + 1]], got[at], near_tie), f"other text at token {at}"
-    assert watching.num_branching_trees > 50
+    assert watching.num_branching_trees > 25

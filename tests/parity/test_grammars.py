@@ -16,10 +16,12 @@ from llguidance import LLMatcher
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Sample
 from specdec.core.errors import InvalidArgument
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.loading import grammars
 from specdec.runner.model_runner import ModelRunner
+from specdec.sampling.grammar import Grammars
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
@@ -37,10 +39,24 @@ STOP = generation_pb2.FINISH_REASON_STOP
 KEYS = ("name", "age", "is_open", "tags", "next", "größe", 'a "quoted" key')
 
 
+@pytest.fixture(scope="module")
+def of_target(target_runner: ModelRunner) -> Grammars:
+    made = grammars(DEMO / "target", target_runner.info)
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="module")
+def of_draft(draft_runner: ModelRunner) -> Grammars:
+    made = grammars(DEMO / "draft", draft_runner.info)
+    assert made is not None
+    return made
+
+
 @pytest.fixture
-async def served(target_runner: ModelRunner, draft_runner: ModelRunner) -> AsyncIterator[Cluster]:
-    of_target = grammars(DEMO / "target", target_runner.info)
-    of_draft = grammars(DEMO / "draft", draft_runner.info)
+async def served(
+    target_runner: ModelRunner, draft_runner: ModelRunner, of_target: Grammars, of_draft: Grammars
+) -> AsyncIterator[Cluster]:
     verifier = LmVerifier(target_runner, grammars=of_target)
     async with cluster(
         [verifier], [LanguageModelDrafter(draft_runner, of_draft)], tokenizer=str(DEMO / "target")
@@ -80,7 +96,7 @@ async def answers(served: Cluster, **fields: Any) -> Sample:
 
 async def test_every_answer_that_its_grammar_ended_is_valid(served: Cluster) -> None:
     rng = random.Random(7)
-    schemas = [schema_of(rng) for _ in range(200)]
+    schemas = [schema_of(rng) for _ in range(60)]
     gate = asyncio.Semaphore(8)
 
     async def one(number: int, schema: dict[str, Any]) -> bool:
@@ -94,7 +110,7 @@ async def test_every_answer_that_its_grammar_ended_is_valid(served: Cluster) -> 
         return True
 
     ended = await asyncio.gather(*(one(*each) for each in enumerate(schemas)))
-    assert sum(ended) > 180
+    assert sum(ended) > 50
 
 
 async def test_a_schema_that_forces_keys_is_drafted(served: Cluster) -> None:
@@ -111,19 +127,21 @@ async def test_a_schema_that_forces_keys_is_drafted(served: Cluster) -> None:
     assert len(found.token_ids) / stats.num_rounds > 1.5
 
 
-async def test_what_a_grammar_forces_is_drafted_without_a_draft(target_runner: ModelRunner) -> None:
+async def test_what_a_grammar_forces_is_drafted_without_a_draft(
+    target_runner: ModelRunner, of_target: Grammars
+) -> None:
     names = ["customer_identifier", "delivery_address", "is_confirmed_by_phone", "preferred_delivery_window"]
     properties = {name: {"type": "boolean"} for name in names}
     schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
     asked = {"text": "order = ", "json_schema": json.dumps(schema | {"x-guidance": {"whitespace_flexible": False}})}
-    verifier = LmVerifier(target_runner, grammars=grammars(DEMO / "target", target_runner.info))
+    verifier = LmVerifier(target_runner, grammars=of_target)
     async with cluster([verifier], tokenizer=str(DEMO / "target"), num_draft_tokens=None) as found:
         num_accepted = 0
         for seed in range(4):  # the first rounds measure the target
             [sample] = await found.client.generate(**asked, seed=seed, temperature=1.0)
-            [alone] = await found.client.generate(**asked, seed=seed, temperature=1.0, num_draft_tokens=0)
-            assert sample.token_ids == alone.token_ids
             num_accepted += sample.finish.speculation.num_accepted_lookup_tokens
+        [alone] = await found.client.generate(**asked, seed=seed, temperature=1.0, num_draft_tokens=0)
+        assert sample.token_ids == alone.token_ids
         assert num_accepted, "how many rows pay is a matter of the machine"
 
 
@@ -179,14 +197,14 @@ async def test_an_answer_that_goes_on_elsewhere_stays_in_its_grammar(served: Clu
         "max_tokens": 120,
     }
     whole = await answers(served, **asked)
-    for kept in range(1, len(whole.token_ids), 3):
+    for kept in range(1, len(whole.token_ids), 5):
         [rest] = await served.client.generate(**asked, resume={0: {"token_ids": whole.token_ids[:kept]}})
         assert rest.token_ids == whole.token_ids
 
 
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
 async def test_methods_that_correct_for_the_draft_follow_grammars_too(served: Cluster, method: Method) -> None:
-    for seed in range(4):
+    for seed in range(2):
         asked = {
             "text": "x = ",
             "json_schema": NUMBERS,
@@ -205,49 +223,44 @@ def test_a_pass_does_not_wait_for_a_grammar_that_is_being_compiled(target_runner
 
     def opened(grammar: str) -> Job:
         spec = SequenceSpec((5, 6, 7), 3, SamplingParams(0.0, grammar=grammar))
-        return Job(verifier.open(spec), spec.token_ids, EMPTY_TREE)
+        return Job(TargetOpen(spec), verifier.open(spec), spec.token_ids)
 
     jobs = [opened(""), opened(grammar)]
     [plain, _], _ = verifier.verify(jobs)
     assert plain is not None
-    started = jobs[1].memory.grammar
+    started = jobs[1].state.grammar
     assert started is not None
     started.result()
     [after], _ = verifier.verify(jobs[1:])
     assert isinstance(after, Decision)
     for job in jobs:
-        verifier.close(job.memory)
+        verifier.close(job.state)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_trees_of_other_lexemes_do_not_change_what_a_grammar_allows(
-    target_runner: ModelRunner, name: str, temperature: float
+    target_runner: ModelRunner, of_target: Grammars, name: str
 ) -> None:
-    followed = grammars(DEMO / "target", target_runner.info)
-    assert followed is not None
-    verifier, mask = LmVerifier(target_runner, grammars=followed), followed.compiled(GRAMMARS[name]).mask()
-    followed.start(GRAMMARS[name], b"").result()
-    sampling = SamplingParams(temperature, grammar=GRAMMARS[name])
+    verifier, mask = LmVerifier(target_runner, grammars=of_target), of_target.compiled(GRAMMARS[name]).mask()
+    of_target.start(GRAMMARS[name], b"").result()
     rng = random.Random(name)
-    for seed in range(2):
-        alone = text_of(verifier, SequenceSpec((5, 6, 7), 3, sampling, seed), lambda _: EMPTY_TREE)
-        found = text_of(
-            verifier,
-            SequenceSpec((5, 6, 7), 3, sampling, seed),
-            lambda output, alone=alone: random_tree(rng, mask, output, alone[3 + len(output) :]),
+    for seed, temperature in enumerate((0.0, 1.0)):
+        spec = SequenceSpec((5, 6, 7), 3, SamplingParams(temperature, grammar=GRAMMARS[name]), seed)
+        alone = text_of(verifier, spec, lambda _: EMPTY_TREE)
+        drafted = text_of(
+            verifier, spec, lambda output, alone=alone: random_tree(rng, mask, output, alone[3 + len(output) :])
         )
-        assert found[: len(alone)] == alone
+        assert drafted[: len(alone)] == alone
 
 
 @pytest.mark.parametrize("name", ["lookahead", "recycling"])
-def test_a_target_that_drafts_for_itself_stays_in_the_grammar(target_runner: ModelRunner, name: str) -> None:
-    followed = grammars(DEMO / "target", target_runner.info)
-    assert followed is not None
+def test_a_target_that_drafts_for_itself_stays_in_the_grammar(
+    target_runner: ModelRunner, of_target: Grammars, name: str
+) -> None:
     own = Lookahead(4, 3, 4) if name == "lookahead" else SelfDraftTrees(Recycling(target_runner.info.vocab_size))
-    alone, drafting = (LmVerifier(target_runner, each, followed) for each in (None, own))
+    alone, drafting = (LmVerifier(target_runner, each, of_target) for each in (None, own))
     for grammar in (GRAMMARS["closed"], GRAMMARS["strings"], GRAMMARS["numbers"]):
-        followed.start(grammar, b"").result()
+        of_target.start(grammar, b"").result()
         spec = SequenceSpec((5, 6, 7), 3, SamplingParams(1.0, grammar=grammar), 4)
         expected = text_of(alone, spec, lambda _: EMPTY_TREE)
         assert text_of(drafting, spec, lambda _: EMPTY_TREE, own=15)[: len(expected)] == expected
@@ -256,15 +269,16 @@ def test_a_target_that_drafts_for_itself_stays_in_the_grammar(target_runner: Mod
 def text_of(
     verifier: LmVerifier, spec: SequenceSpec, draft: Callable[[list[int]], TokenTree], own: int = 0
 ) -> list[int]:
-    """Forty tokens, or fewer if the grammar is complete."""
-    memory, ids = verifier.open(spec), list(spec.token_ids)
-    while len(ids) < 43 and verifier.info.eos_token_ids[0] not in ids[3:]:
+    """Thirty tokens, or fewer if the grammar is complete."""
+    open_ = TargetOpen(spec, max_self_draft_nodes=own)
+    state, ids = verifier.open(spec), list(spec.token_ids)
+    while len(ids) < 33 and verifier.info.eos_token_ids[0] not in ids[3:]:
         tree = draft(ids[3:])
-        [decision], _ = verifier.verify([Job(memory, ids, tree, max_self_draft_nodes=own, self_draft_nodes=own)])
+        [decision], _ = verifier.verify([Job(open_, state, ids, tree, self_draft_nodes=own)])
         assert isinstance(decision, Decision)
         tree = decision.self_draft or tree
         ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
-    verifier.close(memory)
+    verifier.close(state)
     return ids
 
 

@@ -201,7 +201,7 @@ def test_a_head_computes_what_its_folder_says(target_runner: ModelRunner, tmp_pa
     packed_pass = target_runner.packed_pass([chain(ids, cache)])
     states, own = head.fused(taps), None
     for _ in range(2):  # with the target's states, then with its own
-        states = head.rows(ids, states, range(len(ids)), packed_pass, 8)
+        states = head.rows(ids, states, packed_pass, layer=8)
         expected, own = plain(config, raw, embedding, ids, taps, own)
         assert torch.allclose(head.logits(states), expected, atol=1e-3)
     cache.release()

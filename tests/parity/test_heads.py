@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.model_runner import ModelRunner
@@ -27,7 +28,7 @@ def next_tree(verifier: LmVerifier, ids: Sequence[int]) -> TokenTree:
     text.ids[-1] = ids[-1]  # as if that had been drawn
     text.self_draft_nodes = 6
     text.step()
-    verifier.close(text.memory)
+    verifier.close(text.state)
     return text.trees[-1]
 
 
@@ -44,7 +45,7 @@ def test_what_a_head_drafts_depends_on_the_text_alone(
         while len(text.ids) < 32:
             ahead = Text(verifier, text.ids, 0)
             ahead.step()
-            verifier.close(ahead.memory)
+            verifier.close(ahead.state)
             text.step()  # a self-draft, mostly rejected
             text.self_draft_nodes = 0
             text.step(TokenTree.chain([_peek(verifier, text.ids), 5]))  # a tree of which one node is accepted
@@ -52,7 +53,7 @@ def test_what_a_head_drafts_depends_on_the_text_alone(
         base = list(text.ids)
         text.step()
         found = text.trees[-1]
-        verifier.close(text.memory)
+        verifier.close(text.state)
         assert len(found) == 6
         target_runner.pool.forget()
         again = next_tree(verifier, base)
@@ -63,14 +64,13 @@ def test_what_a_head_drafts_depends_on_the_text_alone(
 def _peek(verifier: LmVerifier, ids: Sequence[int]) -> int:
     text = Text(verifier, ids, 0)
     text.step()
-    verifier.close(text.memory)
+    verifier.close(text.state)
     return text.ids[-1]
 
 
 @pytest.mark.parametrize("spoilt", ["random", "NaN", "infinite output"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_text_is_the_targets_whatever_the_head_says(
-    target_runner: ModelRunner, prompts: list[list[int]], tmp_path: Path, spoilt: str, temperature: float
+    target_runner: ModelRunner, prompts: list[list[int]], tmp_path: Path, spoilt: str
 ):
     tensors = weights(1)
     if spoilt == "NaN":
@@ -79,7 +79,7 @@ async def test_the_text_is_the_targets_whatever_the_head_says(
         tensors["lm_head.weight"][7] = float("inf")
     head = own_trees(target_runner, tmp_path, tensors)
     try:
-        await texts_are_the_targets(LmVerifier(target_runner, head), prompts, temperature)
+        await texts_are_the_targets(target_runner, head, prompts)
     finally:
         remove_taps(head)
 
@@ -89,13 +89,13 @@ def test_nothing_is_copied_while_no_head_is_asked(
 ):
     verifier = LmVerifier(target_runner, own)
     spec = SequenceSpec(prompts[0][:12], 12, SamplingParams(0.0), 1, Method.COUPLED)
-    memory, ids = verifier.open(spec), list(prompts[0][:12])
+    state, ids = verifier.open(spec), list(prompts[0][:12])
     for _ in range(3):
-        [decision], timings = verifier.verify([Job(memory, ids, EMPTY_TREE)])
+        [decision], timings = verifier.verify([Job(TargetOpen(spec), state, ids)])
         assert isinstance(decision, Decision)
         ids.append(decision.next_token)
         assert timings.self_draft_us == 0
-    verifier.close(memory)
+    verifier.close(state)
     assert own.taps.num_copied == 0
 
 
@@ -106,19 +106,19 @@ def test_slots_come_back_and_growths_take_none_from_texts(
     target_runner.pool.forget()
     before = target_runner.pool.num_used
     living: list[Text] = []
-    for _ in range(2_000):
+    for _ in range(500):
         what = rng.random()
         if what < 0.2 or not living:
             living.append(Text(verifier, rng.choice(prompts)[: rng.randrange(2, 30)], rng.randrange(9)))
         elif what < 0.35:
-            verifier.close(living.pop(rng.randrange(len(living))).memory)
+            verifier.close(living.pop(rng.randrange(len(living))).state)
         else:
             text = rng.choice(living)
-            cached = len(text.memory.cache)
+            cached = len(text.state.cache)
             text.step(TokenTree.chain([3, 4]) if what < 0.5 else EMPTY_TREE)
-            assert len(text.memory.cache) >= cached
+            assert len(text.state.cache) >= cached
     for text in living:
-        verifier.close(text.memory)
+        verifier.close(text.state)
     target_runner.pool.forget()
     assert target_runner.pool.num_used == before
 
@@ -137,4 +137,4 @@ def test_without_free_slots_nothing_is_drafted(
     cache.release()
     text.step()
     assert text.trees[-1]
-    verifier.close(text.memory)
+    verifier.close(text.state)

@@ -18,7 +18,7 @@ from tests.parity.reference import Filtered
 pytestmark = pytest.mark.slow
 
 VOCAB, NUM_TOKENS, NUM_DRAFT_TOKENS = 7, 6, 3
-NUM_REQUESTS, SAMPLES = 7, 64  # of each setting
+NUM_REQUESTS, SAMPLES = 5, 64  # of each setting
 PROMPT = [1, 2]
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.differential.answers import over_grpc
-from bench.models.table_model import Table, TableDrafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.runner.model_runner import ModelRunner
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
+from testing.answers import over_grpc
+from testing.table_model import Table, TableDrafter
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 from tests.parity.conftest import Reference
@@ -64,18 +65,23 @@ def alone() -> dict[tuple[str, float], Any]:
     return {}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", ["none", "demo", "random"])
-async def test_an_option_means_the_same_with_any_draft(target_runner, drafters, alone, draft, temperature):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("temperature", "draft"), [(0.0, "none"), (1.0, "none"), (0.0, "demo"), (1.0, "demo"), (1.0, "random")]
+)
+async def test_an_option_means_the_same_with_any_draft(target_runner, drafters, alone, temperature, draft):
     async with deployment(target_runner, drafters[draft]) as running:
-        for option, fields in OPTIONS.items():
-            found = await answers(running, temperature=temperature, **fields)
+        every = await asyncio.gather(
+            *(answers(running, temperature=temperature, **fields) for fields in OPTIONS.values())
+        )
+        for (option, fields), found in zip(OPTIONS.items(), every, strict=True):
             assert found == alone.setdefault((option, temperature), found), option
             for sample in found["samples"].values():
                 assert len(sample["logprobs"]) == (len(sample["ids"]) if "logprobs" in fields else 0), option
         await running.settled()
 
 
+@pytest.mark.slow
 async def test_options_do_what_they_say(target_runner, drafters):
     async with deployment(target_runner, drafters["demo"]) as running:
 

@@ -22,7 +22,7 @@ from target_service.heads.redrafter import ReDrafter
 from target_service.language_model import LmVerifier
 from target_service.self_draft.by_name import self_drafter
 from target_service.self_draft.choices import nodes_of
-from target_service.self_draft.trees import Growing, Guesses, Passed, SelfDrafter, SelfDraftTrees
+from target_service.self_draft.trees import Candidates, GrowingDraft, Parent, Passed, SelfDrafter, SelfDraftTrees
 from tests.parity.written_heads import (
     HIDDEN,
     Text,
@@ -73,15 +73,10 @@ def drafting(request: pytest.FixtureRequest, target_runner: ModelRunner, tmp_pat
     remove_taps(found)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_text_is_the_targets_whatever_drafts_beside_it(
-    drafting: SelfDrafter,
-    target_runner: ModelRunner,
-    prompts: list[list[int]],
-    temperature: float,
-    request: pytest.FixtureRequest,
+    drafting: SelfDrafter, target_runner: ModelRunner, prompts: list[list[int]], request: pytest.FixtureRequest
 ):
-    told = await texts_are_the_targets(LmVerifier(target_runner, drafting), prompts, temperature)
+    told = await texts_are_the_targets(target_runner, drafting, prompts)
     num_drafted = sum(each.num_self_draft_tokens for each in told)
     if request.node.callspec.params["drafting"] == "ReDrafter of NaN":
         assert num_drafted == 0  # it reads its own state from the first step on
@@ -99,28 +94,27 @@ class Oracle:
 
     def open(self, salt: bytes) -> None: ...
 
-    def num_rows(self, memory: None) -> None: ...
+    def num_rows(self, state: None) -> None: ...
 
-    def learn(self, passed: Passed) -> None: ...
+    def learn(self, state: None, passed: Passed) -> None: ...
 
-    def begin(self, growing: Sequence[Growing]) -> Sequence[Growing]:
-        return growing
+    def begin(self, drafts: Sequence[GrowingDraft]) -> Sequence[GrowingDraft]:
+        return drafts
 
-    def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
-        return [Guesses((self._text[each.position(node)], 5), 1) for each, node in places]
+    def candidates(self, parents: Sequence[Parent]) -> list[Candidates]:
+        return [Candidates((self._text[parent.draw.position], 5), 1) for parent in parents]
 
-    def end(self, growing: Sequence[Growing]) -> None: ...
+    def end(self, drafts: Sequence[GrowingDraft]) -> None: ...
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("choices", [(), [[0, 0, 0, 0], [1]]])
+@pytest.mark.parametrize(("choices", "temperature"), [((), 0.0), ((), 1.0), ([[0, 0, 0, 0], [1]], 1.0)])
 def test_a_truthful_head_is_accepted_to_its_depth(
     target_runner: ModelRunner, prompts: list[list[int]], temperature: float, choices: list[list[int]]
 ):
     plain = Text(LmVerifier(target_runner), prompts[0][:12], 0, temperature)
     while len(plain.ids) < 60:
         plain.step()
-    plain.verifier.close(plain.memory)
+    plain.verifier.close(plain.state)
     own = SelfDraftTrees(Oracle(plain.ids), choices)
     text = Text(LmVerifier(target_runner, own), prompts[0][:12], 5, temperature)
     text.step()
@@ -131,7 +125,7 @@ def test_a_truthful_head_is_accepted_to_its_depth(
         assert len(text.ids) - before == 2 + max(tree.depths)  # all of the chain, and the token after it
         assert not choices or max(tree.depths) == 3
     assert text.ids == plain.ids[: len(text.ids)]
-    text.verifier.close(text.memory)
+    text.verifier.close(text.state)
 
 
 def by_numpy(states: np.ndarray, weight: Tensor, bias: Tensor) -> np.ndarray:
@@ -237,7 +231,7 @@ def test_a_static_tree_has_the_guesses_of_its_ranks(
     head = Medusa(files, target_runner.model, 4096, target_runner.backend, target_runner.tap((8,)))
     text = Text(LmVerifier(target_runner, SelfDraftTrees(head, files.choices)), prompts[0][:12], 40)
     text.step()
-    state = text.memory.self_draft.of_head.state
+    state = text.state.self_draft.head_state.state
     text.step()
     tree = text.trees[-1]
     best = [head.logits(state[None], depth)[0].double().topk(10).indices.tolist() for depth in range(3)]
@@ -245,7 +239,7 @@ def test_a_static_tree_has_the_guesses_of_its_ranks(
     for node, parent in enumerate(tree.parents):
         paths[node] = [*paths[parent], best[tree.depths[node]].index(tree.token_ids[node])]
     assert [tuple(paths[node]) for node in range(len(tree))] == nodes_of(CHOICES)
-    text.verifier.close(text.memory)
+    text.verifier.close(text.state)
     head.taps.remove()
 
 
@@ -269,9 +263,9 @@ def test_what_is_recycled_stays_with_its_salt(target_runner: ModelRunner, prompt
     first = Text(verifier, prompts[0][:12], 4)
     for _ in range(12):
         first.step()
-    assert own.open(b"own").of_head.known.any()
-    assert not own.open(b"another").of_head.known.any()
-    verifier.close(first.memory)
+    assert own.open(b"own").head_state.known.any()
+    assert not own.open(b"another").head_state.known.any()
+    verifier.close(first.state)
 
 
 def test_a_method_that_is_not_possible_is_refused():

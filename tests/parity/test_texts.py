@@ -18,8 +18,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import Preempted
 from specdec.core.sequence import SequenceSpec
 from specdec.runner.model_runner import ModelRunner
+from testing.misbehaving import MODELS_OWN, Misbehaving
 from tests.cluster import cluster
-from tests.models.misbehaving import MODELS_OWN, Misbehaving
 from tests.models.scripted import BranchingDrafter, RandomDrafter, WatchingVerifier
 from tests.parity.conftest import Reference
 from tests.parity.reference import sample_seed

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.kvcache.block_pool import SequenceCache
@@ -124,7 +125,7 @@ def folder(at: Path, kind: str, tensors: dict[str, Tensor]) -> Path:
 def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> SelfDraftTrees:
     files = read_head(folder(at, "SpecForge", tensors))
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
-    return SelfDraftTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, 8))
+    return SelfDraftTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, layer=8))
 
 
 def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:
@@ -138,12 +139,12 @@ class Text:
     def __init__(self, verifier: LmVerifier, prompt: Sequence[int], own: int, temperature: float = 0.0) -> None:
         self.verifier, self.self_draft_nodes, self.ids = verifier, own, list(prompt)
         spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 9, Method.COUPLED, b"own")
-        self.memory = verifier.open(spec)
+        self.open, self.state = TargetOpen(spec, max_self_draft_nodes=64), verifier.open(spec)
         self.trees: list[TokenTree] = []
 
     def step(self, tree: TokenTree = EMPTY_TREE) -> None:
         [decision], _ = self.verifier.verify(
-            [Job(self.memory, self.ids, tree, max_self_draft_nodes=64, self_draft_nodes=self.self_draft_nodes)]
+            [Job(self.open, self.state, self.ids, tree, self_draft_nodes=self.self_draft_nodes)]
         )
         if decision is None:
             return
@@ -158,36 +159,62 @@ def remove_taps(own: SelfDrafter) -> None:
         own.taps.remove()
 
 
+def questions(prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Twelve of different lengths; every second one is answered greedily."""
+    rng = random.Random(1)
+    return [
+        {
+            "token_ids": {"token_ids": prompt[: rng.randrange(4, 40)]},
+            "seed": rng.randrange(99),
+            "max_tokens": 20,
+            "temperature": float(index % 2),
+        }
+        for index, prompt in enumerate(prompts[:12])
+    ]
+
+
+_alone: list[list[int]] = []
+
+
+async def texts_alone(runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The answer to each question, asked alone and without drafts. They are always the same, so they are asked once."""
+    if not _alone:
+        async with cluster([LmVerifier(runner)]) as running:
+            for fields in questions(prompts):
+                [answer] = await running.client.generate(**fields, num_draft_tokens=0)
+                _alone.append(answer.token_ids)
+    return _alone
+
+
 async def texts_are_the_targets(
-    verifier: LmVerifier,
+    runner: ModelRunner,
+    own: SelfDrafter | None,
     prompts: Sequence[Sequence[int]],
-    temperature: float,
+    *,
     numbers: Sequence[int | None] = NUMBERS,
+    were_asked_before: bool = False,
     **settings: Any,
 ) -> list[Any]:
-    """Ask 20 questions at once with ``numbers`` of self-draft nodes, while others are cancelled, and each alone.
+    """Ask all questions at once with ``numbers`` of self-draft nodes, while others are cancelled.
     ``settings``: of the cluster. Returns the speculation statistics."""
     rng = random.Random(1)
-    asked: list[dict[str, Any]] = [
-        {"token_ids": {"token_ids": prompt[: rng.randrange(4, 40)]}, "seed": rng.randrange(99), "max_tokens": 40}
-        for prompt in (list(prompts) * 2)[:20]
-    ]
-    async with cluster([verifier], **settings) as running:
+    asked, alone = questions(prompts), await texts_alone(runner, prompts)
+    async with cluster([LmVerifier(runner, own)], **settings) as running:
 
         async def sample(fields: dict[str, Any], number: int | None) -> Any:
             fixed = {} if number is None else {"num_draft_tokens": number}
-            [found] = await running.client.generate(**fields, **fixed, temperature=temperature)
-            return found
+            [answer] = await running.client.generate(**fields, **fixed)
+            return answer
 
         async def cancelled(fields: dict[str, Any]) -> None:
             stream = running.client.stream(**fields, num_draft_tokens=5)
             await anext(stream)
             await stream.aclose()
 
-        alone = [(await sample(fields, 0)).token_ids for fields in asked]
-        leaving = [asyncio.create_task(cancelled(fields)) for fields in asked]
-        chosen = [rng.choice(numbers) for _ in asked]
-        found = await asyncio.gather(*(sample(each, number) for each, number in zip(asked, chosen, strict=True)))
+        if were_asked_before:
+            await asyncio.gather(*(sample(fields, 0) for fields in asked))
+        leaving = [asyncio.create_task(cancelled(fields)) for fields in asked[::2]]
+        answers = await asyncio.gather(*(sample(fields, rng.choice(numbers)) for fields in asked))
         await asyncio.gather(*leaving)
-    assert [each.token_ids for each in found] == alone
-    return [each.finish.speculation for each in found]
+    assert [answer.token_ids for answer in answers] == alone
+    return [answer.finish.speculation for answer in answers]

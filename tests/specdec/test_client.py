@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.models.table_model import Table, TableVerifier
 from specdec import client
 from specdec.client import Client, Sample
 from specdec.core.errors import DeadlineExceeded, GivenUp, ReplicaLost
 from specdec.security import dev_ca as certificates
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
+from testing.certificates import stranger
+from testing.fault_proxy import FaultProxy
+from testing.table_model import Table, TableVerifier
 from tests.balancer import Balancer
-from tests.certificates import stranger
 from tests.cluster import cluster
 
 PATIENCE_S = 20.0
@@ -103,7 +103,7 @@ async def test_one_address_is_used_again_as_several_are(monkeypatch: pytest.Monk
 
 async def test_a_deadline_holds_while_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr(client, "_MAX_PAUSE_S", 60.0)
     async with two(Dying()) as caller, asyncio.timeout(PATIENCE_S):
         with pytest.raises(DeadlineExceeded):
             await caller.generate(timeout_s=0.2, text="a")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.core.errors import InvalidArgument, ReplicaLost
 from specdec.sync_client import SyncClient
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
 TABLE = Table(vocab_size=64)

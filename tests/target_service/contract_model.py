@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from bench.models.table_model import Table
 from specdec.core.rounds import Round, Verdict
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
+from testing.table_model import Table
 from tests.models.table_reader import continuation
 
 CONTEXT, VOCAB = 40, 12

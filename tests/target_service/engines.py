@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from bench.models.table_model import TableMemory, TableVerifier
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.server.step_loop import Key, Results, nothing
+from specdec.server.step_loop import Key, Results, noop
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
-from tests.models.misbehaving import Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.table_model import TableMemory, TableVerifier
 from tests.models.table_reader import continuation
 from tests.target_service.contract_model import TABLE
 
@@ -49,8 +48,8 @@ class Engine(TargetEngine):
         super().submit(key, round_, arrived)
         self._trees[key, round_.number] = round_.tree
 
-    def step(self, look: Callable[[], None] = nothing) -> Results:
-        results = super().step(look)
+    def step(self, poll: Callable[[], None] = noop) -> Results:
+        results = super().step(poll)
         for key, result in results:
             if isinstance(result, Verdict):
                 assert result.base == len(self.texts[key])

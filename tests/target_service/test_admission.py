@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import ContextExceeded, Overloaded
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import SequenceSpec
 from specdec.server.step_loop import Key
 from target_service.admission import BACK_WITHIN_S, HEADROOM, RETRY_AFTER_S
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
-from tests.models.misbehaving import MODELS_OWN, Misbehaving
+from testing.misbehaving import MODELS_OWN, Misbehaving
+from testing.table_model import Table, TableVerifier
 
 LARGE = 400
 

@@ -19,11 +19,12 @@ from specdec.backends.torch.backend import TorchBackend
 from specdec.core.errors import InvalidArgument
 from specdec.core.limits import MAX_CHAIN_NODES
 from specdec.core.noise import Key
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.sampling.state import SamplingState
-from target_service.decision import decide
+from target_service.decision import Case, decide
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 from tests.models.automaton import Automaton
@@ -51,7 +52,7 @@ class Memory:
 
 
 @dataclass
-class Case:
+class Example:
     """A sequence, what is to be verified of it, and the logits."""
 
     spec: SequenceSpec
@@ -59,8 +60,8 @@ class Case:
     tree: TokenTree
     logits: torch.Tensor  # [1 + nodes, vocab]
 
-    def job(self) -> Job:
-        return Job(Memory(SamplingState(self.spec)), self.ids, self.tree)
+    def case(self) -> Case:
+        return Case(SamplingState(self.spec), self.ids, self.tree)
 
     def drafting(self) -> DraftSequence:
         return DraftSequence(self.spec, self.ids, self.tree, Memory(SamplingState(self.spec)))
@@ -100,7 +101,7 @@ def drawn(rng: random.Random, spec: SequenceSpec, tokens: list[int]) -> TokenTre
     return TokenTree.chain(tokens, probs)
 
 
-def case(rng: random.Random, dtype: torch.dtype) -> Case:
+def case(rng: random.Random, dtype: torch.dtype) -> Example:
     method = rng.choice(list(Method))
     sampling = rng.choice(PARAMS)
     num_nodes = rng.choice([0, 0, 1, 2, 5, 9])
@@ -116,19 +117,19 @@ def case(rng: random.Random, dtype: torch.dtype) -> Case:
         tokens.append(next(int(v) for v in likely[parent + 1][rng.randrange(2) :] if int(v) not in taken))
         parents.append(parent)
     tree = TokenTree(tuple(tokens), tuple(parents)) if spec.keyed_by_token else drawn(rng, spec, tokens)
-    return Case(spec, list(spec.token_ids), tree, logits)
+    return Example(spec, list(spec.token_ids), tree, logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
 def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype) -> None:
     rng = random.Random(1)
     cases = [case(rng, dtype) for _ in range(64)]
-    alone = [decide([c.job()], [given(c.logits)], BACKEND)[0] for c in cases]
+    alone = [decide([c.case()], [given(c.logits)], BACKEND)[0] for c in cases]
     proposed = [propose([c.drafting()], [given(c.logits[-1:])])[0] for c in cases]
     for num_jobs in (1, 2, 3, 7, 16, 64):
         order = rng.sample(range(64), num_jobs)
         outputs = [given(cases[i].logits, rng.random() < 0.5) for i in order]
-        assert decide([cases[i].job() for i in order], outputs, BACKEND) == [alone[i] for i in order]
+        assert decide([cases[i].case() for i in order], outputs, BACKEND) == [alone[i] for i in order]
         outputs = [given(cases[i].logits[-1:], rng.random() < 0.5) for i in order]
         nodes = propose([cases[i].drafting() for i in order], outputs)
         assert nodes == [proposed[i] for i in order]
@@ -149,16 +150,16 @@ def test_a_pass_is_decided_in_calls_of_so_many_logits_and_in_one_if_that_is_enou
     logits = torch.randn(1 + num_nodes, VOCAB, generator=torch.Generator().manual_seed(4))
     tokens = [rng.randrange(VOCAB) for _ in range(num_nodes)]
     tree = TokenTree.chain(tokens) if spec.keyed_by_token else drawn(rng, spec, tokens)
-    jobs = [Job(Memory(SamplingState(spec)), [5, 6], tree) for _ in range(64)]
+    cases = [Case(SamplingState(spec), [5, 6], tree) for _ in range(64)]
     sizes: list[int] = []
     for name in ("target_service.decision.probabilities", "specdec.backends.torch.draw.sample_coupled"):
         _record(monkeypatch, name, sizes)
     by_torch = backend_named("torch")
-    [alone] = decide(jobs[:1], [given(logits)], by_torch)
-    assert decide(jobs, [given(logits)] * 64, by_torch) == [alone] * 64
+    [alone] = decide(cases[:1], [given(logits)], by_torch)
+    assert decide(cases, [given(logits)] * 64, by_torch) == [alone] * 64
     assert max(sizes) <= by_torch.logits_per_call < 64 * logits.numel()
     sizes.clear()
-    decide(jobs, [given(logits)] * 64, TorchBackend(CPU, logits_per_call=64 * logits.numel()))
+    decide(cases, [given(logits)] * 64, TorchBackend(CPU, logits_per_call=64 * logits.numel()))
     assert sizes == [64 * logits.numel()]
 
 
@@ -207,12 +208,12 @@ def test_siblings_and_later_rounds_share_the_noise_of_a_position(params: Samplin
     tree = TokenTree((3, 4, 5, 6), (-1, -1, 0, 1))
     logits = 3.0 * torch.randn(5, VOCAB, generator=generator)
     spec = SequenceSpec((1, 2), 1, params, 77)
-    state: Any = Memory(SamplingState(spec))
-    [decision] = decide([Job(state, [1, 2], tree)], [given(logits)], BACKEND)
+    sampling = SamplingState(spec)
+    [decision] = decide([Case(sampling, [1, 2], tree)], [given(logits)], BACKEND)
     for node, path in enumerate([[], [3], [4], [3, 5], [4, 6]]):
-        for memory in (Memory(SamplingState(spec)), state if node == 4 else Memory(SamplingState(spec))):
-            memory.sampling.take_in([1, 2, *path])
-            [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [given(logits[node : node + 1])], BACKEND)
+        for state in (SamplingState(spec), sampling if node == 4 else SamplingState(spec)):
+            state.take_in([1, 2, *path])
+            [alone] = decide([Case(state, [1, 2, *path], EMPTY_TREE)], [given(logits[node : node + 1])], BACKEND)
             assert alone.next_token == decision.predictions[node]
 
 
@@ -222,7 +223,7 @@ GRAMMAR = [{10: 1, 40: 1}, {20: 1, 30: 0, 40: 0}]
 
 def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: random.Random) -> list[int]:
     """Rounds with random trees (chains for token and block), whose tokens the grammar often forbids."""
-    memory = Memory(SamplingState(spec, Automaton(GRAMMAR)))
+    sampling = SamplingState(spec, Automaton(GRAMMAR))
     ids = list(spec.token_ids)
     num_accepted = 0
     while len(ids) < len(spec.token_ids) + num_tokens:
@@ -237,8 +238,8 @@ def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: ran
         for token, parent in zip(tokens, parents, strict=True):
             texts.append([*texts[parent + 1], token])
         logits = torch.stack([logits_after(text) for text in texts])
-        assert memory.sampling.take_in(ids) is None
-        [decision] = decide([Job(memory, ids, tree)], [given(logits)], BACKEND)
+        assert sampling.take_in(ids) is None
+        [decision] = decide([Case(sampling, ids, tree)], [given(logits)], BACKEND)
         num_accepted += len(decision.accepted)
         ids += [*(tokens[node] for node in decision.accepted), decision.next_token]
     assert num_accepted > 0 or not num_draft_tokens
@@ -286,7 +287,7 @@ def test_a_text_that_leaves_the_grammar_ends_alone() -> None:
         memories[1].sampling = SamplingState(spec, Automaton([{3: 0}]))
         outcome: Any
         if isinstance(kind, LmVerifier):
-            outcome, timings = kind.verify([Job(memory, [5, 6, 4], EMPTY_TREE) for memory in memories])
+            outcome, timings = kind.verify([Job(TargetOpen(spec), state, [5, 6, 4]) for state in memories])
             assert timings.sequences == 2
         else:
             outcome = kind.grow([DraftSequence(spec, [5, 6, 4], EMPTY_TREE, memory) for memory in memories])

@@ -209,11 +209,11 @@ def test_a_round_during_an_autonomous_pass_belongs_to_the_time_after_it():
         engine.submit(key, Round(1, 3, num_autonomous=9))
     engine.step()
 
-    def look() -> None:
+    def poll() -> None:
         engine.submit(A, Round(2, 4, chain(TEXT[2:5])))
         engine.submit(B, Round(7, 4))
 
-    results = engine.step(look)
+    results = engine.step(poll)
     assert [(key, result.round, result.base) for key, result in results[:2]] == [(A, 1, 4), (B, 1, 4)]
     [(key, error)] = results[2:]
     assert key == B
@@ -242,11 +242,11 @@ def test_a_held_stream_gets_no_autonomous_verdict():
     opened(key=other, engine=engine)
     for key in (A, other):
         engine.submit(key, Round(1, 3, num_autonomous=4))
-    engine.hold(A.stream, True)
+    engine.pause(A.stream, True)
     assert sorted(key for key, _ in engine.step()) == [A, other], "what was asked for"
     assert [key for _ in range(4) for key, _ in engine.step()] == [other] * 4
     assert engine.idle
-    engine.hold(A.stream, False)
+    engine.pause(A.stream, False)
     assert [verdict.num_autonomous_left for verdict in run(engine)] == [3, 2, 1, 0]
     assert engine.texts[A] == [1, 2, *TEXT[:6]]
 

@@ -20,12 +20,11 @@ from specdec.core.errors import (
     Preempted,
     SpecdecError,
 )
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
-from specdec.server.step_loop import Key, nothing
+from specdec.server.step_loop import Key, noop
 from target_service import admission
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
 from tests.target_service.contract_model import CONTEXT, TABLE, VOCAB, Known, trees
 from tests.target_service.engines import AnyMethod
 
@@ -180,7 +179,7 @@ class TargetHistory(RuleBasedStateMachine):
     def step_with_orders_meanwhile(self, data, number) -> None:
         """Rounds that come early, closes and draining while a pass is made."""
 
-        def look() -> None:
+        def poll() -> None:
             for _ in range(number):
                 asked = sorted(key for key, known in self.known.items() if known.pending is not None)
                 if not asked:
@@ -199,11 +198,11 @@ class TargetHistory(RuleBasedStateMachine):
                         known.early = Round(known.pending.number + 1, len(known.ids), tree)
                         self.engine.submit(key, known.early)
 
-        self.one_step(look)
+        self.one_step(poll)
 
-    def one_step(self, look: Callable[[], None] = nothing) -> None:
+    def one_step(self, poll: Callable[[], None] = noop) -> None:
         waiting = {key for key, known in self.known.items() if known.pending is not None or known.num_autonomous}
-        results = list(self.engine.step(look))
+        results = list(self.engine.step(poll))
         waiting &= self.known.keys()
         preempted = [key for key, result in results if isinstance(result, Preempted)]
         verdicts = [key for key, result in results if isinstance(result, Verdict)]

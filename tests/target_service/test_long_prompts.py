@@ -14,7 +14,7 @@ MOST = 20
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_service.language_model, "MOST_BLOCKS_PER_PASS", MOST)
+    monkeypatch.setattr(target_service.language_model, "MAX_BLOCKS_PER_PASS", MOST)
 
 
 def cached(*prompts: list[int]) -> Pool:
@@ -64,7 +64,7 @@ def test_blocks_of_one_path_are_held_at_one_place() -> None:
     for number in range(64):
         pool.opens(number, text(PROMPT))
     pool.engine.step()
-    caches = [sequence.memory.cache for sequence in pool.engine._sequences.values()]
+    caches = [sequence.state.cache for sequence in pool.engine._sequences.values()]
     *path, last = caches[0]._path
     assert [block.holders for block in path] == [1] * len(path)
     assert last.holders == 64

@@ -10,7 +10,7 @@ import pytest
 from specdec.core.tree import ROOT, TokenTree
 from specdec.speculation.verification import descend
 from target_service.self_draft.lookahead import Lookahead, Pool, Window, _random
-from target_service.self_draft.trees import Growing, Passed
+from target_service.self_draft.trees import DraftRequest, Passed
 from target_service.verifier import Decision
 
 
@@ -82,12 +82,12 @@ def test_the_tokens_of_each_round_are_those_of_the_paper(width: int, length: int
     nothing: Any = None
     ids, rounds = [3, 5, 3, 8], 0
     while len(ids) < 400:
-        [tree] = own.grow([Growing(window, nothing, nothing, ids, own.num_nodes)])
+        [tree] = own.grow([DraftRequest(window, nothing, nothing, ids, own.num_nodes)])
         assert len(tree) <= own.num_nodes
         made = decision(tree, ids)
         expected = paper.step(ids)
         assert [*(tree.token_ids[node] for node in made.accepted), made.next_token] == expected
-        own.learn(Passed(window, nothing, ids, len(ids) - 1, None, tree, None, made))
+        own.learn(window, Passed(nothing, ids, len(ids) - 1, None, tree, None, made))
         assert window.levels == paper.levels
         assert {token: list(reversed(window.pool.after(token))) for token in paper.pool} == paper.pool
         ids, rounds = [*ids, *expected], rounds + 1
@@ -110,13 +110,13 @@ def test_rounds_of_other_trees_leave_the_window_as_it_is():
     nothing: Any = None
     ids = [3, 5, 3, 8]
     for _ in range(5):
-        [tree] = own.grow([Growing(window, nothing, nothing, ids, own.num_nodes)])
+        [tree] = own.grow([DraftRequest(window, nothing, nothing, ids, own.num_nodes)])
         made = decision(tree, ids)
-        own.learn(Passed(window, nothing, ids, 3, None, tree, None, made))
+        own.learn(window, Passed(nothing, ids, 3, None, tree, None, made))
         ids = [*ids, *(tree.token_ids[node] for node in made.accepted), made.next_token]
     before = [list(level) for level in window.levels]
     chain = TokenTree.chain([1, 2])
-    own.learn(Passed(window, nothing, ids, 3, None, chain, None, decision(chain, ids)))
+    own.learn(window, Passed(nothing, ids, 3, None, chain, None, decision(chain, ids)))
     assert window.levels == before
-    [tree] = own.grow([Growing(window, nothing, nothing, ids, 3)])  # no room for the window
+    [tree] = own.grow([DraftRequest(window, nothing, nothing, ids, 3)])  # no room for the window
     assert not tree

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.core.errors import InvalidArgument, PassFailed, SpecdecError
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.sampling.logits_processors import Transforms
@@ -20,7 +20,6 @@ from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
 from target_service.self_draft.recycling import Recycling
 from target_service.self_draft.trees import SelfDraftTrees
-from target_service.verifier import TargetOpen
 from tests.models.table_runner import TableRunner
 
 GUILTY, SEED = Key(1, 9), 666
@@ -70,7 +69,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "edits": (Transforms, "collect", of_guilty),
     "masks": (Transforms, "mask", of_guilty),
     "draws": (SamplingState, "draw", lambda state, _: state.spec.seed == SEED),
-    "logprobs": (reports, "logprobs_of", lambda logits, tokens, tops, most: TOP in tops),
+    "logprobs": (reports, "logprobs_of", lambda logits, tokens, num_top: TOP in num_top),
     "forward": (Runner, "begin", lambda _, first_tokens: VOCAB - 1 in first_tokens),
 }
 
@@ -143,7 +142,7 @@ def test_what_raises_for_one_sequence_ends_that_one(
     assert 1 <= raising.count <= 2, "and it is not asked again"
 
 
-@pytest.mark.parametrize("verb", ["guess", "learn"])
+@pytest.mark.parametrize("verb", ["candidates", "learn"])
 def test_a_text_for_which_its_own_drafter_raises_goes_on_without_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def verifier() -> LmVerifier:
         return LmVerifier(TableRunner(vocab_size=VOCAB), SelfDraftTrees(Recycling(VOCAB)))
@@ -158,10 +157,10 @@ def test_a_text_for_which_its_own_drafter_raises_goes_on_without_it(verb: str, m
     drafted, _ = texts(opens, verifier(), own=8)
     guilty = Key(1, 1)
 
-    def is_guilty(head: Recycling, asked: Any) -> bool:
+    def is_guilty(head: Recycling, asked: Any, *_: Any) -> bool:
         tables = [table for salt, table in head._tables.items() if salt[0] == guilty.sequence]
-        of_head = [each.memory.of_head for each, _ in asked] if verb == "guess" else [asked.memory.of_head]
-        return any(each is table for each in of_head for table in tables)
+        states = [asked] if verb == "learn" else [draft.state for draft, _ in asked]
+        return any(state is table for state in states for table in tables)
 
     raising = Raising(RuntimeError("planted"), is_guilty)
     raising.plant(monkeypatch, Recycling, verb)

@@ -11,7 +11,7 @@ from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.sampling.state import SamplingState
 from target_service.self_draft.recycling import Recycling
-from target_service.self_draft.trees import Growing, Passed, SelfDraftTrees
+from target_service.self_draft.trees import DraftRequest, Passed, SelfDraftTrees
 from target_service.verifier import Decision
 
 VOCAB = 12
@@ -24,44 +24,44 @@ def logits(*likeliest: int) -> list[float]:
 
 
 def passed(
-    own: SelfDraftTrees, memory: Any, ids: list[int], tree: TokenTree, rows: list[list[float]], *nodes: int
+    own: SelfDraftTrees, state: Any, ids: list[int], tree: TokenTree, rows: list[list[float]], *nodes: int
 ) -> None:
     """Tell of a pass over the root and the tree, of which ``nodes`` were accepted."""
     outputs: Any = SimpleNamespace(logits=torch.tensor(rows))
-    own.learn(Passed(memory, CACHE, ids, len(ids) - 1, None, tree, outputs, Decision(nodes, 0)))
+    own.learn(state, Passed(CACHE, ids, len(ids) - 1, None, tree, outputs, Decision(nodes, 0)))
 
 
-def next_tree(own: SelfDraftTrees, memory: Any, ids: list[int], num: int, temperature: float = 0.0) -> TokenTree:
+def next_tree(own: SelfDraftTrees, state: Any, ids: list[int], num: int, temperature: float = 0.0) -> TokenTree:
     spec = SequenceSpec(ids, len(ids), SamplingParams(temperature), 1, Method.COUPLED)
-    [tree] = own.grow([Growing(memory, CACHE, SamplingState(spec), ids, num)])
+    [tree] = own.grow([DraftRequest(state, CACHE, SamplingState(spec), ids, num)])
     return tree
 
 
 def test_a_tree_has_the_likeliest_tokens_after_each_of_its_tokens():
     own = SelfDraftTrees(Recycling(VOCAB), [[0], [1], [0, 0], [0, 1], [1, 0]])
-    memory = own.open(b"")
-    assert next_tree(own, memory, [3], 8) == EMPTY_TREE  # nothing is known
+    state = own.open(b"")
+    assert next_tree(own, state, [3], 8) == EMPTY_TREE  # nothing is known
     tree = TokenTree((5, 6), (-1, -1))
-    passed(own, memory, [3], tree, [logits(7, 5), logits(8, 9), logits(10, 11)])  # both rejected
-    passed(own, memory, [3, 7], EMPTY_TREE, [logits(5, 6)])
-    found = next_tree(own, memory, [3, 7], 8)
+    passed(own, state, [3], tree, [logits(7, 5), logits(8, 9), logits(10, 11)])  # both rejected
+    passed(own, state, [3, 7], EMPTY_TREE, [logits(5, 6)])
+    found = next_tree(own, state, [3, 7], 8)
     assert (found.token_ids, found.parents) == ((5, 6, 8, 9, 10), (-1, -1, 0, 0, 1))
 
 
 def test_of_equal_tokens_in_a_pass_that_of_the_text_counts():
     own = SelfDraftTrees(Recycling(VOCAB), [[0]])
-    memory = own.open(b"")
+    state = own.open(b"")
     twice = TokenTree((4, 4), (-1, 0))
-    passed(own, memory, [3], twice, [logits(4), logits(6), logits(8)], 0)  # the second one is rejected
-    assert next_tree(own, memory, [3, 4], 1).token_ids == (6,)
+    passed(own, state, [3], twice, [logits(4), logits(6), logits(8)], 0)  # the second one is rejected
+    assert next_tree(own, state, [3, 4], 1).token_ids == (6,)
 
 
 def test_a_row_with_nan_is_not_learnt():
     own = SelfDraftTrees(Recycling(VOCAB), [[0]])
-    memory = own.open(b"")
-    passed(own, memory, [3], EMPTY_TREE, [logits(4)])
-    passed(own, memory, [3], EMPTY_TREE, [[float("nan")] * VOCAB])
-    assert next_tree(own, memory, [3], 1).token_ids == (4,)
+    state = own.open(b"")
+    passed(own, state, [3], EMPTY_TREE, [logits(4)])
+    passed(own, state, [3], EMPTY_TREE, [[float("nan")] * VOCAB])
+    assert next_tree(own, state, [3], 1).token_ids == (4,)
 
 
 def test_sequences_of_a_salt_share_what_is_learnt_and_the_oldest_salt_is_forgotten():
@@ -77,7 +77,7 @@ def test_sequences_of_a_salt_share_what_is_learnt_and_the_oldest_salt_is_forgott
 def test_coupled_guesses_have_the_noise_of_the_draw():
     """At equal logits each position has guesses of its own."""
     own = SelfDraftTrees(Recycling(VOCAB), [[0]])
-    memory = own.open(b"")
-    passed(own, memory, [3], EMPTY_TREE, [logits()])
-    firsts = {next_tree(own, memory, [3] * length, 1, 1.0).token_ids for length in range(1, 30)}
+    state = own.open(b"")
+    passed(own, state, [3], EMPTY_TREE, [logits()])
+    firsts = {next_tree(own, state, [3] * length, 1, 1.0).token_ids for length in range(1, 30)}
     assert len(firsts) > 3

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.errors import Overloaded, Preempted
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.step_loop import Key
@@ -17,7 +17,6 @@ from target_service.admission import BACK_WITHIN_S, HEADROOM
 from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
 from target_service.shared_prefixes import SharedTexts
-from target_service.verifier import TargetOpen
 from tests.models.table_runner import TableRunner
 
 BLOCK = 16

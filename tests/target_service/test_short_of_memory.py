@@ -6,14 +6,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import Overloaded, Preempted
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from target_service.engine import MAX_AUTONOMOUS, TargetEngine
-from target_service.verifier import TargetOpen
+from testing.table_model import Table, TableVerifier
 
 TABLE = Table()
 

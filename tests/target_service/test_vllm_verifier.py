@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from specdec.core.errors import InvalidArgument, PassFailed, Preempted
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.sampling.logits_processors import Transforms
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job, Verifier
-from target_service.vllm_sampler import TargetSampler
+from target_service.vllm_decisions import TargetSampler
 from target_service.vllm_verifier import VllmVerifier
 from tests.models.fake_vllm import FakeVllm
 from tests.models.table_runner import TableRunner
@@ -43,6 +45,10 @@ def spec_of(
     return SequenceSpec(ids, prompt, sampling, seed=7, method=method)
 
 
+def job_of(verifier: Verifier, spec: SequenceSpec) -> Job:
+    return Job(TargetOpen(spec), verifier.open(spec), spec.token_ids)
+
+
 def chain_of(rng: random.Random, spec: SequenceSpec) -> TokenTree:
     """Of 4 tokens at most, with the distributions that they were said to be drawn from."""
     tokens = [rng.randrange(12) for _ in range(rng.randrange(5))]
@@ -53,12 +59,15 @@ def chain_of(rng: random.Random, spec: SequenceSpec) -> TokenTree:
 def texts(verifier: Verifier, specs: Sequence[SequenceSpec], num_rounds: int = 20) -> list[list[int]]:
     """By rounds with random chains, in a random company."""
     rng = random.Random(1)
-    memories = [verifier.open(spec) for spec in specs]
+    states = [verifier.open(spec) for spec in specs]
     ids = [list(spec.token_ids) for spec in specs]
     for number in range(num_rounds):
         chosen = [index for index in range(len(specs)) if not number or rng.random() < 0.7]
         trees = [chain_of(rng, specs[index]) if number else TokenTree() for index in chosen]
-        jobs = [Job(memories[index], tuple(ids[index]), tree) for index, tree in zip(chosen, trees, strict=True)]
+        jobs = [
+            Job(TargetOpen(specs[index]), states[index], tuple(ids[index]), tree)
+            for index, tree in zip(chosen, trees, strict=True)
+        ]
         for index, tree, decision in zip(chosen, trees, verifier.verify(jobs)[0], strict=True):
             assert isinstance(decision, Decision)
             ids[index] += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
@@ -77,16 +86,16 @@ def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() ->
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
     assert tree.most_likely_chains() == [0, 2, 4]
     verifier, fake = on_vllm()
-    memory, ids = verifier.open(spec_of()), spec_of().token_ids
-    _, timings = verifier.verify([Job(memory, ids, TokenTree())])
+    job = job_of(verifier, spec_of())
+    _, timings = verifier.verify([job])
     assert timings.rows == 1
-    _, timings = verifier.verify([Job(memory, tuple(fake.texts["0"]), TokenTree.chain([5] * 9))])
+    _, timings = verifier.verify([replace(job, ids=tuple(fake.texts["0"]), tree=TokenTree.chain([5] * 9))])
     assert timings.rows == 1 + fake.max_chain
 
 
 def test_a_long_prompt_takes_several_passes() -> None:
     verifier, _ = on_vllm(prompt_rows=4)
-    job = Job(verifier.open(spec_of(prompt=10)), spec_of(prompt=10).token_ids, TokenTree())
+    job = job_of(verifier, spec_of(prompt=10))
     outcomes = [verifier.verify([job])[0][0] for _ in range(3)]
     assert outcomes[:2] == [None, None]
     assert outcomes[2] is not None
@@ -96,16 +105,16 @@ def test_a_long_prompt_takes_several_passes() -> None:
 def test_what_vllm_cannot_compute_is_an_error_of_that_sequence(fault: str, error: type[Exception]) -> None:
     verifier, fake = on_vllm()
     setattr(fake, fault, True)
-    [outcome], _ = verifier.verify([Job(verifier.open(spec_of()), spec_of().token_ids, TokenTree())])
+    [outcome], _ = verifier.verify([job_of(verifier, spec_of())])
     assert isinstance(outcome, error)
 
 
 def test_a_closed_sequence_leaves_nothing_in_vllm() -> None:
     verifier, fake = on_vllm()
-    used, unused = verifier.open(spec_of()), verifier.open(spec_of())
-    verifier.verify([Job(used, spec_of().token_ids, TokenTree())])
-    verifier.close(used)
-    verifier.close(unused)
+    used, unused = job_of(verifier, spec_of()), job_of(verifier, spec_of())
+    verifier.verify([used])
+    verifier.close(used.state)
+    verifier.close(unused.state)
     assert not fake.texts
 
 
@@ -113,12 +122,12 @@ def test_a_closed_sequence_leaves_nothing_in_vllm() -> None:
 def test_a_chain_that_vllm_cuts_is_verified_as_far_as_it_goes(method: Method) -> None:
     verifier, fake = on_vllm()
     fake.longest = 1
-    memory, ids = verifier.open(spec_of(method=method)), spec_of().token_ids
-    verifier.verify([Job(memory, ids, TokenTree())])
+    job = job_of(verifier, spec_of(method=method))
+    verifier.verify([job])
     tree = TokenTree.chain(
         [3, 4, 5], () if method is Method.COUPLED else [SparseDistribution((t,), (1.0,)) for t in (3, 4, 5)]
     )
-    [decision], _ = verifier.verify([Job(memory, tuple(fake.texts["0"]), tree)])
+    [decision], _ = verifier.verify([replace(job, ids=tuple(fake.texts["0"]), tree=tree)])
     assert isinstance(decision, Decision)
     assert len(decision.accepted) <= 1
 
@@ -140,7 +149,7 @@ def test_what_raises_in_a_worker_for_one_sequence_ends_that_one(
 
     monkeypatch.setattr(Transforms, place, raising)
     verifier, _ = on_vllm()
-    jobs = [Job(verifier.open(spec), spec.token_ids, TokenTree()) for spec in specs]
+    jobs = [job_of(verifier, spec) for spec in specs]
     first, failed, last = verifier.verify(jobs)[0]
     assert type(failed) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
     assert [[*spec.token_ids, each.next_token] for spec, each in ((specs[0], first), (specs[2], last))] == alone  # type: ignore[union-attr]

@@ -16,12 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from models.training import distill
+from models.training import distill, loop, texts
+from models.training.demo.target import cross_entropy
+from models.training.distill import add_gradients, divergence
 from models.training.heads import answers, questions, train
+from models.training.heads.base import Lesson
 from models.training.heads.eagle3 import Eagle3
 from models.training.heads.export import Card, save
-from models.training.heads.kinds import KINDS
-from models.training.heads.learning import Lesson, batches, padded
+from models.training.heads.train import KINDS
+from models.training.texts import Text, batches, padded
 from specdec.runner.checkpoint import Checkpoint
 from target_service.heads.checkpoint import read_head
 from tests.checkout import DEMO
@@ -46,7 +49,7 @@ def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
     torch.manual_seed(0)
     head = Eagle3(CONFIG, torch.randn(20, 64), 3)
     embedded, taps = torch.randn(2, 9, 64), torch.randn(2, 8, 192)
-    found = head.unroll(embedded[:, :8], Lesson(taps, taps[..., :0], taps[..., 0]))
+    unrolled = head.unroll(embedded[:, :8], Lesson(taps, taps[..., :0], taps[..., 0]))
     layer, attention = head.midlayer, head.midlayer.self_attn
 
     def turned(x: Tensor, position: int) -> Tensor:
@@ -74,9 +77,10 @@ def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
                 weights = (torch.stack(keys) @ query.T / 32**0.5).softmax(0)
                 state = state + attention.o_proj((weights.T @ torch.stack(values)).flatten())
                 state = state + layer.mlp(layer.post_attention_layernorm(state))
-                assert torch.allclose(state, found[step][text, t], atol=1e-5)
+                assert torch.allclose(state, unrolled[step][text, t], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     target = _target(tmp_path / "target")
     asked = tmp_path / "questions.jsonl"
@@ -90,16 +94,16 @@ def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, 
     assert files.ids is not None
     assert len(files.ids) == 256 == len(files.weights["lm_head.weight"])
     shards = sorted((tmp_path / "head").glob("answers-*.npz"))
-    assert "Serve it beside its target" in (tmp_path / "head" / "README.md").read_text()
+    assert "Serve it with its target" in (tmp_path / "head" / "README.md").read_text()
     monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=0.11"])
     train.main()
     assert sorted((tmp_path / "head").glob("answers-*.npz"))[: len(shards)] == shards
-    small = ["--hidden=64", "--layers=1", "--feed-forward=64", "--batch-tokens=256", "--minutes=0.05", "--device=cpu"]
+    sizes = ["--hidden=64", "--layers=1", "--feed-forward=64", "--batch-tokens=256", "--minutes=0.05", "--device=cpu"]
     given = [f"--target={target}", f"--answers={tmp_path / 'head'}", f"--output={tmp_path / 'draft'}"]
-    monkeypatch.setattr(sys, "argv", ["distill", *given, *small])
+    monkeypatch.setattr(sys, "argv", ["distill", *given, *sizes])
     distill.main()
-    own, theirs = (Checkpoint.find(str(each), "auto").info for each in (tmp_path / "draft", target))
-    assert own.tokenizer_fingerprint == theirs.tokenizer_fingerprint
+    draft, of_target = (Checkpoint.find(str(path), "auto").info for path in (tmp_path / "draft", target))
+    assert draft.tokenizer_fingerprint == of_target.tokenizer_fingerprint
 
 
 FILES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -141,6 +145,7 @@ class CountedClock:
         return min(self.used / self._seconds, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 def test_a_trained_head_has_its_files_and_foresees_the_text_and_a_finished_run_makes_no_step(
     kind: str, tmp_path: Path, monkeypatch: Any
@@ -151,20 +156,21 @@ def test_a_trained_head_has_its_files_and_foresees_the_text_and_a_finished_run_m
     flags = [f"--kind={kind}", f"--target={target}", f"--output={output}", f"--data={asked}", "--steps=2", "--tied"]
     flags += ["--new-tokens=20", "--answers-at-once=8", "--draft-vocab=256", "--batch-tokens=256", "--device=cpu"]
     monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=4"])
-    monkeypatch.setattr(train, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     monkeypatch.setattr(train, "ANSWER_SHARE", 0.03)
-    monkeypatch.setattr(train, "Clock", CountedClock)
+    monkeypatch.setattr(loop, "Clock", CountedClock)
+    monkeypatch.setattr(answers, "Clock", CountedClock)
     train.main()
     weights = load_file(output / "model.safetensors")
     assert {name: tuple(value.shape) for name, value in weights.items()} == FILES[kind]
-    model, _ = train.load(str(target), "cpu")
-    written = [answer for shard in sorted(output.glob("answers-*.npz")) for answer in answers.load(shard)]
-    held_out, training = train.parted(written)
-    ids, _ = train.drawn(training, 256, 4096)
+    parsed = train.parse()
+    model, _ = loop.load(str(target), parsed)
+    held_out, training = texts.split(texts.load(output))
+    ids, _ = train.drawable(training, 256, 4096)
     trained, untrained = (KINDS[kind](CONFIG, model.lm_head.weight[ids].detach(), 2) for _ in range(2))
     trained.load_state_dict({name: weights[name].float() for name in trained.state_dict()})
     untrained.start_from(model)
-    before, after = (train.acceptance(head, model, held_out, ids, "cpu") for head in (untrained, trained))
+    before, after = (train.acceptance(head, model, held_out, ids, parsed) for head in (untrained, trained))
     assert max(before) < 0.3
     assert min(after) > 0.8
     monkeypatch.setattr(train, "loss_of", None)
@@ -181,7 +187,8 @@ def test_a_plain_forward_of_the_files_is_that_of_the_trainer(kind: str, tied: bo
     output = torch.randn(256, 64).bfloat16().float()
     head = KINDS[kind](CONFIG, output, 2)
     head.load_state_dict({name: value.bfloat16().float() for name, value in head.state_dict().items()})
-    save(head, CONFIG, ids, Card(head.TITLE, "a", "b", 1, "CPU", 1, 1, 1, 1.0, [0.5, 0.5]), tmp_path, tied)
+    card = Card(head.TITLE, "a", "b", 1, "CPU", 1, 1, 1, 1.0, [0.5, 0.5])
+    save(head, CONFIG, ids, card=card, directory=tmp_path, tied=tied)
     stored = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     assert {name: tuple(value.shape) for name, value in stored.items()} == FILES[kind] | (
@@ -192,13 +199,13 @@ def test_a_plain_forward_of_the_files_is_that_of_the_trainer(kind: str, tied: bo
     states = head.unroll(embedded, Lesson(last[..., :0], last, last[..., 0]))
     plain = {"medusa": _plain_medusa, "redrafter": _plain_redrafter}[kind]
     numbers = {name: value.double().numpy() for name, value in stored.items()}
-    found = plain(config, numbers, output.double().numpy(), last[0].double().numpy(), embedded[0].double().numpy())
+    logits = plain(config, numbers, output.double().numpy(), last[0].double().numpy(), embedded[0].double().numpy())
     mapped = numbers["token_map"] if kind == "medusa" else numbers["d2t"] + np.arange(256)
     assert mapped.tolist() == ids.tolist()
     for step in range(2):
         for row in range(4):
             mine = head.logits(states[step])[0, row].detach().numpy()
-            assert np.allclose(mine, found(row, step), atol=1e-3), (step, row)
+            assert np.allclose(mine, logits(row, step), atol=1e-3), (step, row)
 
 
 Arrays = dict[str, Any]
@@ -238,7 +245,7 @@ def _plain_redrafter(config: Any, w: Arrays, rows: Any, last: Any, embedded: Any
 
 
 def _target(directory: Path, counts: bool = False) -> Path:
-    """``counts``: its likeliest next token is the next higher id, or the lowest of a group of 16 after its highest."""
+    """``counts``: its most likely next token is the next id, or the lowest of a group of 16 after its highest."""
     torch.manual_seed(1)
     model = LlamaForCausalLM(CONFIG)
     if counts:
@@ -257,19 +264,18 @@ def test_an_answer_ends_at_its_end_token_and_comes_back_from_its_file(tmp_path: 
     torch.manual_seed(1)
     model = LlamaForCausalLM(CONFIG).eval()
     model.generation_config = GenerationConfig(eos_token_id=list(range(0, 4096, 5)), pad_token_id=0)
-    found = answers.write(model, [[5, 6, 7], [8], [9, 10]], 30, 0.9)
-    for answer, prompt in zip(found, ([5, 6, 7], [8], [9, 10]), strict=True):
-        assert answer.ids[: answer.first] == prompt
-        written = answer.ids[answer.first :]
-        assert all(token % 5 for token in written[:-1])
-        assert len(written) == 30 or written[-1] % 5 == 0
-    answers.save(found, tmp_path / "some.npz")
-    assert answers.load(tmp_path / "some.npz") == found
+    written = answers.write(model, [[5, 6, 7], [8], [9, 10]], 30, 0.9)
+    for text, prompt in zip(written, ([5, 6, 7], [8], [9, 10]), strict=True):
+        assert text.ids[: text.first] == prompt
+        assert all(token % 5 for token in text.answer[:-1])
+        assert len(text.answer) == 30 or text.answer[-1] % 5 == 0
+    texts.save(written, tmp_path, number=0)
+    assert texts.load(tmp_path) == written
 
 
 def test_every_answer_is_in_some_batch_and_batches_keep_their_size() -> None:
     rng = random.Random(2)
-    every = [answers.Answer([number + 1] * rng.randrange(4, 30), 2) for number in range(50)]
+    every = [Text([number + 1] * rng.randrange(4, 30), 2) for number in range(50)]
     seen: set[int] = set()
     for number, batch in enumerate(batches(every, 120, "cpu", seed=1)):
         if number == 200:
@@ -287,3 +293,28 @@ def test_questions_are_all_there_and_a_bad_line_is_named(tmp_path: Path) -> None
     file.write_text('{"prompt": "a"}\n{"question": "b"}\n')
     with pytest.raises(ValueError, match="line 2: expected"):
         questions.of_file(file)
+
+
+def test_gradients_of_parts_are_those_of_the_mean_loss_over_the_answers(monkeypatch: Any) -> None:
+    """From a target's distribution, and from the text alone."""
+    torch.manual_seed(4)
+    target: Any = LlamaForCausalLM(CONFIG)
+    model: Any = LlamaForCausalLM(CONFIG)
+    batch = padded([Text([5, 6, 7, 8, 9], 2), Text([10, 11, 12], 1)], "cpu")
+    rows = ([0, 0, 0, 1, 1], [1, 2, 3, 0, 1])
+    logs = model(input_ids=batch.ids).logits.log_softmax(-1)[rows]
+    target_logs = target(input_ids=batch.ids).logits.log_softmax(-1)[rows].detach()
+    losses = {
+        divergence: (target_logs.exp() * (target_logs - logs)).sum(-1).mean(),
+        None: -logs[range(5), [7, 8, 9, 11, 12]].mean(),
+    }
+    monkeypatch.setattr(distill, "_ROWS_AT_ONCE", 2)
+    parameters = list(model.parameters())
+    for kind, loss in losses.items():
+        expected = torch.autograd.grad(loss, parameters, retain_graph=True)
+        model.zero_grad()
+        row_loss = kind(target, batch) if kind else cross_entropy(batch)
+        value = add_gradients(model, batch, row_loss)
+        assert torch.allclose(value, loss, atol=1e-5)
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            assert torch.allclose(parameter.grad, gradient, atol=1e-5)

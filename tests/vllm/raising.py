@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec.vllm.passes import Sampled, WorkerJob
-from target_service.vllm_sampler import TargetSampler
+from target_service.vllm_decisions import TargetSampler
 
 
 class RaisingSampler(TargetSampler):

@@ -8,24 +8,32 @@ from pathlib import Path
 import pytest
 
 from bench.engines.__main__ import main
-from bench.engines.pairs import PairName
-from bench.engines.table import RATIOS
+from bench.harness.command import Common
+from bench.harness.models import PairName
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+def common(tmp_path: Path) -> Common:
+    return Common(pair=PairName.demo, tokens=16, threads=1, json=tmp_path / "json")
+
+
 def test_texts_of_the_services_on_vllm_are_those_of_torch_and_transformers(tmp_path: Path) -> None:
     """Four prompts; status 1 if the texts differ where there is no near tie."""
-    told = tmp_path / "told.json"
-    main(PairName.bundled, compare_texts=True, quick=True, json_file=str(told))
-    found = json.loads(told.read_text())
-    assert found["holds"]
-    assert (found["num_texts"], found["num_tokens"] > 100) == (8, True)
+    main(common(tmp_path), compare_texts=True, prompts=4)
+    compared = json.loads((tmp_path / "json").read_text())
+    assert compared["holds"]
+    assert (compared["num_texts"], compared["num_tokens"] > 100) == (32, True)
 
 
 def test_every_contender_runs(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    main(PairName.bundled, quick=True, streams=[2], json_file=str(told))
-    found = json.loads(told.read_text())
-    assert found["ratios"].keys() == {f"{name}_2" for name in RATIOS}
-    assert all(run["outputs"] for row in found["rows"] for run in row["runs"])
+    main(common(tmp_path), requests="2", repeats=1)
+    rows = json.loads((tmp_path / "json").read_text())["rows"]
+    assert [row["contender"] for row in rows][:4] == [
+        "vLLM generate",
+        "vLLM draft_model",
+        "vLLM ngram",
+        "torch services, target alone",
+    ]
+    assert len(rows) == 9
+    assert all(run["tokens"] for row in rows for run in row["runs"])

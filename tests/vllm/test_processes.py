@@ -13,11 +13,13 @@ import transformers
 
 from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
 from specdec.client import Client
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.liveness import RESTART_STATUS
 from target_service.verifier import Decision, Job, Verifier
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
+from testing.patience import eventually
 from tests.vllm.conftest import settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,13 +27,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def text(verifier: Verifier, length: int = 24) -> list[int]:
     spec = SequenceSpec(tuple(range(5, 60)), 55, SamplingParams(), seed=3)
-    memory, ids = verifier.open(spec), list(spec.token_ids)
+    state, ids = verifier.open(spec), list(spec.token_ids)
     while len(ids) < 55 + length:
         chain = TokenTree.chain([7, 8]) if len(ids) % 2 and len(ids) > 55 else TokenTree()
-        [decision], _ = verifier.verify([Job(memory, tuple(ids), chain)])
+        [decision], _ = verifier.verify([Job(TargetOpen(spec), state, tuple(ids), chain)])
         assert isinstance(decision, Decision)
         ids += [*(chain.token_ids[node] for node in decision.accepted), decision.next_token]
-    verifier.close(memory)
+    verifier.close(state)
     return ids[: 55 + length]
 
 
@@ -81,9 +83,7 @@ async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_
         assert family
         first.process.kill()
         assert await asyncio.wait_for(other.process.wait(), 60) == RESTART_STATUS
-        async with asyncio.timeout(30):
-            while any(map(lives, family)):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: not any(map(lives, family)))
 
 
 async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_model, tmp_path) -> None:
@@ -94,9 +94,7 @@ async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_mod
         assert family
         os.kill(family[-1], signal.SIGKILL)
         assert await asyncio.wait_for(running.process.wait(), 60) == RESTART_STATUS
-        async with asyncio.timeout(30):
-            while any(map(lives, family)):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: not any(map(lives, family)))
 
 
 def children(pid: int) -> list[int]:

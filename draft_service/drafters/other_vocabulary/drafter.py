@@ -104,13 +104,13 @@ class OtherVocabularyDrafter:
         if one_by_one:
             sampling = SamplingParams(given.temperature, top_k=given.top_k, top_p=given.top_p, min_p=given.min_p)
         inner_spec = SequenceSpec((), 0, sampling, seed=spec.seed, cache_salt=spec.cache_salt)
-        memory, text = self._inner.open(inner_spec), DraftText(self._translation)
+        state, text = self._inner.open(inner_spec), DraftText(self._translation)
         if one_by_one:
-            memory.sampling = _TargetDraws(inner_spec)
-        return _State(DraftSequence(inner_spec, text.ids, memory=memory), text, one_by_one)
+            state.sampling = _TargetDraws(inner_spec)
+        return _State(DraftSequence(inner_spec, text.ids, state=state), text, one_by_one)
 
-    def close(self, memory: _State) -> None:
-        self._inner.close(memory.inner.memory)
+    def close(self, state: _State) -> None:
+        self._inner.close(state.inner.state)
 
     def request_yield(self, requested: bool) -> None:
         self._inner.request_yield(requested)
@@ -120,9 +120,9 @@ class OtherVocabularyDrafter:
 
     def learn(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
         outcomes: list[SpecdecError | bool] = [self._follow(sequence) for sequence in sequences]
-        ready = [index for index, sequence in enumerate(sequences) if outcomes[index] and sequence.memory.text.ids]
+        ready = [index for index, sequence in enumerate(sequences) if outcomes[index] and sequence.state.text.ids]
         if ready:
-            learnt = self._inner.learn([sequences[index].memory.inner for index in ready])
+            learnt = self._inner.learn([sequences[index].state.inner for index in ready])
             for index, outcome in zip(ready, learnt, strict=True):
                 outcomes[index] = outcome
         return outcomes
@@ -132,17 +132,17 @@ class OtherVocabularyDrafter:
         growing: list[int] = []
         for index, sequence in enumerate(sequences):
             if self._follow(sequence):
-                sequence.memory.inner.num_wanted = self._num_lacking(sequence)
-                if sequence.memory.inner.num_wanted > 0:
+                sequence.state.inner.num_wanted = self._num_lacking(sequence)
+                if sequence.state.inner.num_wanted > 0:
                     growing.append(index)
                 else:
                     grown[index] = self._proposal(sequence)
-        drafted = self._inner.grow([sequences[index].memory.inner for index in growing]) if growing else []
+        drafted = self._inner.grow([sequences[index].state.inner for index in growing]) if growing else []
         for index, candidates in zip(growing, drafted, strict=True):
             if isinstance(candidates, SpecdecError):
                 grown[index] = candidates
             elif candidates is not None:
-                inner = sequences[index].memory.inner
+                inner = sequences[index].state.inner
                 inner.tree = inner.tree.extended(candidates)
                 if not candidates or self._num_lacking(sequences[index]) <= 0:
                     grown[index] = self._proposal(sequences[index])
@@ -150,20 +150,20 @@ class OtherVocabularyDrafter:
 
     def _follow(self, sequence: _Sequence) -> bool:
         """Bring the draft's text and tree to the end of the tree. False: that takes another pass."""
-        memory = sequence.memory
+        state = sequence.state
         path = sequence.tree.token_ids
-        if memory.end == (sequence.base, path):
+        if state.end == (sequence.base, path):
             return True
-        memory.text.take_in(sequence.ids, _TOKENS_PER_PASS)
-        if memory.text.num_taken < sequence.base:
+        state.text.take_in(sequence.ids, _TOKENS_PER_PASS)
+        if state.text.num_taken < sequence.base:
             return False
-        latest = memory.text.latest(path)
-        memory.is_cut = latest is None
-        memory.inner.tree = TokenTree.chain(latest or ())
-        memory.num_latest, memory.end = len(memory.inner.tree), (sequence.base, path)
-        if memory.one_by_one:
-            shift = sequence.base + len(path) - memory.inner.base - memory.num_latest
-            inner = memory.inner.memory
+        latest = state.text.latest(path)
+        state.is_cut = latest is None
+        state.inner.tree = TokenTree.chain(latest or ())
+        state.num_latest, state.end = len(state.inner.tree), (sequence.base, path)
+        if state.one_by_one:
+            shift = sequence.base + len(path) - state.inner.base - state.num_latest
+            inner = state.inner.state
             if isinstance(inner.sampling, _TargetDraws) and inner.sampling.shift != shift:
                 inner.sampling.shift = shift
                 inner.cache.forget_candidates()  # which were drawn for other positions
@@ -171,16 +171,16 @@ class OtherVocabularyDrafter:
 
     def _num_lacking(self, sequence: _Sequence) -> int:
         """How many tokens are still to be drafted. One more than wanted, if the last one may be half a word."""
-        memory = sequence.memory
-        num_fed = memory.inner.base + len(memory.inner.tree)
-        if memory.is_cut or not memory.text.ids:
+        state = sequence.state
+        num_fed = state.inner.base + len(state.inner.tree)
+        if state.is_cut or not state.text.ids:
             return 0
         num_fit = self._inner.info.context_length - num_fed + 1
-        return min(sequence.num_wanted + (not memory.one_by_one) - len(memory.drafted), num_fit)
+        return min(sequence.num_wanted + (not state.one_by_one) - len(state.drafted), num_fit)
 
     def _proposal(self, sequence: _Sequence) -> list[Candidate]:
-        drafted = sequence.memory.drafted
-        if sequence.memory.one_by_one:
+        drafted = sequence.state.drafted
+        if sequence.state.one_by_one:
             tokens = self._translation.by_token(drafted)
         else:
             tokens = self._translation.by_text([*sequence.ids[-LOOK_BEHIND:], *sequence.tree.token_ids], drafted)

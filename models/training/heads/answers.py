@@ -1,29 +1,23 @@
-"""Texts that the target writes itself: what a head or a draft learns from. Many at once, with transformers' generate.
-
-Acceptance is about the target's own tokens, so these teach more than any text of another author.
-"""
+"""Texts that a target writes itself. Many at once, with transformers' generate."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from models.training import texts
+from models.training.loop import Clock, report
+from models.training.texts import Text
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Token ids of a prompt and its answer, which begins at ``first``."""
-
-    ids: list[int]
-    first: int
+Prompts = list[list[int]]
+TEMPERATURES = (0.0, 0.8, 0.0, 1.0)
 
 
 @torch.inference_mode()
-def write(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float) -> list[Answer]:
+def write(model: Any, prompts: Prompts, max_new_tokens: int, temperature: float) -> list[Text]:
     """One answer to each prompt, in one batch, up to and including an end token. Temperature 0 is greedy."""
     width, pad = max(map(len, prompts)), model.generation_config.pad_token_id or 0
     ids = torch.full((len(prompts), width), pad)
@@ -39,36 +33,44 @@ def write(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, tem
         pad_token_id=pad,
         **sampling,
     )[:, width:].tolist()
-    ends = model.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
+    end_ids = model.generation_config.eos_token_id
+    end_ids = set(end_ids if isinstance(end_ids, list) else [end_ids])
     return [
-        Answer([*prompt, *_cut(output, ends)], len(prompt)) for prompt, output in zip(prompts, outputs, strict=True)
+        Text([*prompt, *_cut(output, end_ids)], len(prompt)) for prompt, output in zip(prompts, outputs, strict=True)
     ]
 
 
-def _cut(output: list[int], ends: set[int]) -> list[int]:
+def _cut(output: list[int], end_ids: set[int]) -> list[int]:
     for index, token in enumerate(output):
-        if token in ends:
+        if token in end_ids:
             return output[: index + 1]
     return output
 
 
-def save(answers: Sequence[Answer], file: Path) -> None:
-    """As one compressed file, which appears at once and complete."""
-    ids = np.concatenate([answer.ids for answer in answers])
-    partial = file.with_suffix(".partial.npz")
-    np.savez_compressed(
-        partial,
-        ids=ids.astype(np.uint16 if ids.max() < 1 << 16 else np.uint32),
-        lengths=np.array([len(answer.ids) for answer in answers], np.uint32),
-        firsts=np.array([answer.first for answer in answers], np.uint32),
-    )
-    partial.replace(file)
+def write_within(
+    seconds: float,
+    model: Any,
+    prompts: Callable[[int], Iterator[Prompts]],
+    *,
+    directory: Path,
+    min_tokens: int,
+    max_tokens: int,
+) -> list[Text]:
+    """The answers that the target writes within the time, with what an earlier run left in the directory.
 
-
-def load(file: Path) -> list[Answer]:
-    """What ``save`` wrote."""
-    with np.load(file) as found:
-        ends = found["lengths"].cumsum()
-        parts = np.split(found["ids"].astype(np.int64), ends[:-1])
-        return [Answer(part.tolist(), int(first)) for part, first in zip(parts, found["firsts"], strict=True)]
+    ``prompts``: batches of them, from the one of a number on.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    written, number = texts.load(directory), len(texts.files(directory))
+    clock_file = directory / "answered.txt"
+    clock = Clock(seconds, float(clock_file.read_text()) if number else 0.0)
+    torch.manual_seed(number)
+    source = prompts(number)
+    while clock.progress < 1:
+        new = write(model, next(source), max_tokens, TEMPERATURES[number % len(TEMPERATURES)])
+        new = [text for text in new if len(text.answer) >= min_tokens]
+        texts.save(new, directory, number)
+        clock_file.write_text(str(clock.used))
+        number, written = number + 1, written + new
+        report(f"{clock.used:5.0f} s {len(written)} answers, {sum(len(text.answer) for text in written)} tokens")
+    return written

@@ -7,13 +7,13 @@ Row t has token t + 1 and the target's states at t, and predicts token t + 2.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.training.heads.learning import Lesson
+from models.training.heads.base import Head, Lesson
 
 _CONFIG_KEYS = (
     "head_dim",
@@ -50,8 +50,8 @@ class _Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return found
+        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
 
 
 class _Layer(nn.Module):
@@ -63,41 +63,37 @@ class _Layer(nn.Module):
             setattr(self, name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
 
 
-class Eagle3(nn.Module):
-    """As ``Head`` in ``kinds``."""
-
-    TITLE: ClassVar[str] = "EAGLE-3"
-    STEPS: ClassVar[int] = 5
-    DECAY: ClassVar[float] = 0.8
+class Eagle3(Head):
+    TITLE = "EAGLE-3"
+    STEPS = 5
+    DECAY = 0.8
 
     def __init__(self, config: Any, output: Tensor, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
+        super().__init__(output, steps)
         # The published choice: a low, a middle and a high state.
         self.boundaries = [2, config.num_hidden_layers // 2, config.num_hidden_layers - 3]
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = _Layer(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.output: Tensor
-        self.register_buffer("output", output, persistent=False)
         self._theta = float(config.rope_parameters["rope_theta"])
 
     def start_from(self, model: Any) -> None:
         """Take what fits from the target's last layer. What reads two inputs stays random, and so does fc: a head that
         starts as the target's last state says the token that was just fed."""
-        last, own = model.model.layers[-1], self.midlayer
-        taken = [(own.self_attn.o_proj, last.self_attn.o_proj), (own.mlp, last.mlp), (self.norm, model.model.norm)]
-        taken += [(own.post_attention_layernorm, last.post_attention_layernorm)]
-        for mine, theirs in taken:
-            mine.load_state_dict({name: value.float() for name, value in theirs.state_dict().items()})
+        last, layer = model.model.layers[-1], self.midlayer
+        pairs = [
+            (last.self_attn.o_proj, layer.self_attn.o_proj),
+            (last.mlp, layer.mlp),
+            (last.post_attention_layernorm, layer.post_attention_layernorm),
+            (model.model.norm, self.norm),
+        ]
+        for source, module in pairs:
+            module.load_state_dict({name: value.float() for name, value in source.state_dict().items()})
 
-    def unroll(self, embedded: Tensor, found: Lesson) -> list[Tensor]:
-        """The states of all steps, [batch, rows, d] each, as if each row began a growth of its own.
-
-        A row of step 0 sees the rows up to its own; a later one instead of its own state's source sees the states
-        of its own row at the steps before. Only so does a head learn to go on from its own output.
-        """
-        state: Tensor = self.fc(found.taps[:, : embedded.shape[1]])
+    def unroll(self, embedded: Tensor, given: Lesson) -> list[Tensor]:
+        """A row of step 0 sees the rows up to itself. At a later step it also sees its states of the steps before. Only
+        so does a head learn to continue from its output."""
+        state: Tensor = self.fc(given.taps[:, : embedded.shape[1]])
         keys: list[Tensor] = []
         values: list[Tensor] = []
         states = []
@@ -108,14 +104,11 @@ class Eagle3(nn.Module):
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., d] -> [..., draft vocabulary]."""
-        found: Tensor = self.norm(states) @ self.output.T
-        return found
+        return super().logits(self.norm(states))
 
     def files(self, config: Any, ids: Tensor, tied: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """config.json, and the tensors beside the trained ones."""
-        drawn = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
-        weights = {"d2t": ids - torch.arange(len(ids), device=ids.device), "t2d": drawn}
+        is_drawable = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
+        weights = {"d2t": ids - torch.arange(len(ids), device=ids.device), "t2d": is_drawable}
         if not tied:
             weights["lm_head.weight"] = self.output
         known = {key: getattr(config, key, None) for key in _CONFIG_KEYS}
@@ -149,8 +142,8 @@ class Eagle3(nn.Module):
         later = torch.ones(rows, rows, dtype=torch.bool, device=wide.device).triu(1)
         scale = 1 / math.sqrt(attention.head_dim)
         scores = (query @ keys[0].transpose(2, 3) * scale).masked_fill(later, float("-inf"))
-        own = [(query * past).sum(-1, keepdim=True) * scale for past in keys[1:]]
-        weights = torch.cat([scores.float(), *(each.float() for each in own)], -1).softmax(-1).to(value.dtype)
+        of_steps = [(query * past).sum(-1, keepdim=True) * scale for past in keys[1:]]
+        weights = torch.cat([scores.float(), *(score.float() for score in of_steps)], -1).softmax(-1).to(value.dtype)
         mixed = weights[..., :rows] @ values[0]
         for index, past in enumerate(values[1:]):
             mixed = mixed + weights[..., rows + index, None] * past
@@ -161,8 +154,8 @@ class Eagle3(nn.Module):
         """Rotary embedding. Row t of a step is at position t + 1 + step."""
         half = x.shape[-1] // 2
         rates = self._theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-        places = torch.arange(x.shape[2], device=x.device, dtype=torch.float32) + 1 + step
-        angles = (places[:, None] * rates).to(torch.float32)
+        positions = torch.arange(x.shape[2], device=x.device, dtype=torch.float32) + 1 + step
+        angles = (positions[:, None] * rates).to(torch.float32)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -10,12 +10,12 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.training.heads.kinds import Head
+from models.training.heads.base import Head
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card tells."""
+    """What a model card says."""
 
     title: str
     target: str
@@ -28,38 +28,37 @@ class Card:
     share: float
     acceptance: list[float]
 
+    def text(self) -> str:
+        steps = " | ".join(str(step) for step in range(1, len(self.acceptance) + 1))
+        rates = " | ".join(f"{rate:.2f}" for rate in self.acceptance)
+        return f"""# {self.title} head for {self.target}
 
-def save(head: Head, config: Any, ids: Tensor, card: Card, directory: Path, tied: bool = False) -> None:
+A draft for speculative decoding that reads the target's states. Serve it with its target:
+`specdec serve target --model TARGET --head DIRECTORY`.
+
+Trained for {self.minutes:.0f} minutes ({self.device}) on {self.answers} answers of {self.tokens} tokens that the target
+wrote itself to questions of `{self.data}` (`specdec train head`); {self.tokens_seen} tokens seen. The head can draw
+{self.share:.1%} of the answers' tokens.
+
+How often its most likely token is the text's, on answers that it did not learn from, where all before were right:
+
+| step | {steps} |
+|---|{"---|" * len(self.acceptance)}
+| right | {rates} |
+"""
+
+
+def save(head: Head, config: Any, ids: Tensor, *, card: Card, directory: Path, tied: bool = False) -> None:
     """Write config.json, model.safetensors in bfloat16 and README.md. ``tied``: the output's rows, which are the
     target's, are left out."""
-    written, beside = head.files(config, ids, tied)
-    weights = {name: _stored(value) for name, value in (head.state_dict() | beside).items()}
+    head_config, tensors = head.files(config, ids, tied)
+    weights = {name: _stored(value) for name, value in (head.state_dict() | tensors).items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps({**written, "dtype": "bfloat16"}, indent=2) + "\n")
-    (directory / "README.md").write_text(_card(card))
+    (directory / "config.json").write_text(json.dumps({**head_config, "dtype": "bfloat16"}, indent=2) + "\n")
+    (directory / "README.md").write_text(card.text())
 
 
 def _stored(value: Tensor) -> Tensor:
     value = value.detach().cpu().contiguous()
     return value.bfloat16() if value.is_floating_point() else value
-
-
-def _card(card: Card) -> str:
-    steps = " | ".join(str(step) for step in range(1, len(card.acceptance) + 1))
-    rates = " | ".join(f"{rate:.2f}" for rate in card.acceptance)
-    return f"""# {card.title} head for {card.target}
-
-A draft for speculative decoding that reads the target's states. Serve it beside its target:
-`specdec serve target --model TARGET --head DIRECTORY`.
-
-Trained for {card.minutes:.0f} minutes ({card.device}) on {card.answers} answers of {card.tokens} tokens that the target
-wrote itself to questions of `{card.data}` (`specdec train head`); {card.tokens_seen} tokens seen. The head can draw
-{card.share:.1%} of the answers' tokens.
-
-How often its likeliest token is the text's, on answers that it did not learn from, where all before were right:
-
-| step | {steps} |
-|---|{"---|" * len(card.acceptance)}
-| right | {rates} |
-"""

@@ -2,17 +2,17 @@
 last state, without the tokens between.
 
 Names of weights are those that vLLM reads. Head k at row t reads the target's state there, after its last norm, and
-predicts token t + 2 + k; token t + 1 is the target's own.
+predicts token t + 2 + k; token t + 1 is the target's.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.training.heads.learning import Lesson
+from models.training.heads.base import Head, Lesson
 
 _NUM_LAYERS = 1
 
@@ -28,37 +28,27 @@ class _Block(nn.Module):
         return x
 
 
-class Medusa(nn.Module):
-    """As ``Head`` in ``kinds``. ``steps`` is the number of heads."""
+class Medusa(Head):
+    """``steps`` is the number of heads."""
 
-    TITLE: ClassVar[str] = "Medusa"
-    STEPS: ClassVar[int] = 4
-    DECAY: ClassVar[float] = 0.8
-    boundaries: ClassVar[list[int]] = []
+    TITLE = "Medusa"
+    STEPS = 4
+    DECAY = 0.8
 
     def __init__(self, config: Any, output: Tensor, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
+        super().__init__(output, steps)
         self.blocks = nn.ModuleList(_Block(config.hidden_size) for _ in range(steps))
-        self.output: Tensor
-        self.register_buffer("output", output, persistent=False)
 
     def start_from(self, model: Any) -> None:
-        """Blocks that change nothing, as published: each head starts as the target's own output."""
+        """Blocks that change nothing, as published: each head starts as the target's output."""
         for parameter in self.blocks.parameters():
             nn.init.zeros_(parameter)
 
-    def unroll(self, embedded: Tensor, found: Lesson) -> list[Tensor]:
-        """The states of all heads, [batch, rows, d] each."""
-        last = found.last[:, : embedded.shape[1]]
+    def unroll(self, embedded: Tensor, given: Lesson) -> list[Tensor]:
+        last = given.last[:, : embedded.shape[1]]
         return [block(last) for block in self.blocks]
 
-    def logits(self, states: Tensor) -> Tensor:
-        """[..., d] -> [..., draft vocabulary]."""
-        return states @ self.output.T
-
     def files(self, config: Any, ids: Tensor, tied: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """config.json, and the tensors beside the trained ones."""
         weights = {"token_map": ids}
         if not tied:
             weights |= {f"lm_heads.{head}.weight": self.output.clone() for head in range(self.steps)}

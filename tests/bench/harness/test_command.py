@@ -18,7 +18,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("command", [["bench.soak"], ["bench.chaos", "1"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["bench.load"], ["bench.chaos", "1"]], ids=" ".join)
 def test_sigterm_ends_its_services_too(command, tmp_path):
     with open(tmp_path / "log", "w") as log:
         benchmark = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log)

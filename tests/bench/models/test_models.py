@@ -6,16 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench.harness.windows import Windows
 from bench.models.damped_pair import damped_pair
-from bench.models.table_model import Table
-from bench.peers.contender import Settings
-from bench.peers.prompts import PromptSource
-from bench.peers.transformers_peers import TransformersPair
+from bench.peers import TransformersPair
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.runner.checkpoint import Checkpoint
+from testing.table_model import Table
 from tests.bench.conftest import SMALL
-
-ONE_THREAD = Settings((1,))
 
 
 def test_both_are_checkpoints_of_one_vocabulary_that_are_made_once(small_pair):
@@ -41,12 +38,10 @@ def test_the_draft_is_the_lower_part_of_the_target(small_pair):
     assert abs(float(upper / lower) / SMALL.damping - 1) < 0.1
 
 
-async def test_the_draft_guesses_about_four_in_five(small_pair):
-    models = TransformersPair(small_pair, "float32")
-    prompts = PromptSource(SMALL.vocab_size).take(8, 32)
-    [contender, _] = models.contenders(1)
-    outputs = [(await contender.run(ONE_THREAD, [prompt], 32)).outputs[0] for prompt in prompts]
-    assert 0.7 <= models.acceptance(prompts, outputs) <= 0.9
+def test_the_draft_guesses_about_four_in_five(small_pair):
+    models = TransformersPair(str(small_pair.target), str(small_pair.draft), "float32")
+    prompts = Windows(SMALL.vocab_size).take(8, 32)
+    assert 0.7 <= models.acceptance(prompts, models.generate(prompts, 32)) <= 0.9
 
 
 SPEC = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 0)

@@ -18,7 +18,6 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
 from orchestrator.api.prompts import Prompts
@@ -32,10 +31,12 @@ from specdec.transport import rpc
 from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.patience import eventually
+from testing.table_model import Table, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 from tests.contract.bad import runner
-from tests.models.misbehaving import Misbehaving
 
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 5, "seed": 1}
 
@@ -342,16 +343,12 @@ async def test_a_key_that_is_busy_does_not_keep_others_out(keys: Path) -> None:
     async with guarded(keys, verifier) as running, AsyncExitStack() as stack:
         verifier.gate.clear()
         busy = [asyncio.create_task(running.client.generate(**REQUEST)) for _ in range(2)]
-        async with asyncio.timeout(10):
-            while running.orchestrator.live_sequences < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: running.orchestrator.live_sequences >= 2)
         with pytest.raises(Overloaded, match="alice has 2 of its 2 samples"):
             await running.client.generate(**REQUEST)
         bob = await stack.enter_async_context(Client(f"127.0.0.1:{running.orchestrator.port}", api_key="b-token"))
         other = asyncio.create_task(bob.generate(**REQUEST))
-        async with asyncio.timeout(10):
-            while running.orchestrator.live_sequences < 3:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: running.orchestrator.live_sequences >= 3)
         verifier.gate.set()
         await asyncio.gather(*busy, other)
         await running.client.generate(**REQUEST)

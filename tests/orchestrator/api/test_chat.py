@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.chat import conversation
 from orchestrator.api.prompts import Prompts
-from orchestrator.api.request_checks import check_request, read_request
+from orchestrator.api.request_reader import RequestReader
 from orchestrator.tokenizer.chat_template import ChatTemplate
 from orchestrator.tokenizer.defaults import Defaults
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import ModelInfo
 from specdec.runner.vocabulary import read_tokenizer
 from specdec.v1 import generation_pb2
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import DEMO, TOKENIZER
 from tests.cluster import cluster
 
@@ -40,8 +40,8 @@ def ids_of(text: str) -> list[int]:
 
 def read(found: Prompts, chat: dict[str, Any], **fields: Any) -> list[int]:
     message = generation_pb2.GenerateRequest(chat=chat, **fields)
-    check_request(message, TARGET, found)
-    return list(read_request(message, TARGET, found, None).prompt_ids)
+    reader = RequestReader(found)
+    return list(reader.read(message, TARGET, reader.check(message, TARGET)).prompt_ids)
 
 
 def refused(chat: dict[str, Any], found: Prompts | None = None, **fields: Any) -> dict[str, str]:
@@ -156,14 +156,14 @@ def test_a_conversation_that_is_too_long_is_refused():
 def test_special_tokens_are_not_added_to_ids():
     message = generation_pb2.GenerateRequest(token_ids={"token_ids": [1]}, add_special_tokens=True)
     with pytest.raises(InvalidArgument, match="add_special_tokens"):
-        check_request(message, TARGET, prompts())
+        RequestReader(prompts()).check(message, TARGET)
 
 
 def test_defaults_of_the_server_hold_for_absent_fields():
     defaults = Defaults(temperature=0.6, top_k=20, top_p=0.9, repetition_penalty=1.0)
     message = generation_pb2.GenerateRequest(token_ids={"token_ids": [1]}, top_k=0, top_p=0.5)
-    check_request(message, TARGET, prompts(), defaults=defaults)
-    sampling = read_request(message, TARGET, prompts(), None, defaults).sampling
+    reader = RequestReader(prompts(), defaults)
+    sampling = reader.read(message, TARGET, reader.check(message, TARGET)).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 0, 0.5)
 
 

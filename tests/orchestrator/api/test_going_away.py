@@ -11,7 +11,6 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
@@ -19,11 +18,13 @@ from specdec.core.errors import Draining
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S
+from testing.raw import orchestrator, target
+from testing.table_model import Table, TableVerifier
 from tests.balancer import Balancer
 from tests.cluster import live
 from tests.contract.bad import runner
-from tests.contract.raw import PATIENCE_S, orchestrator, target
-from tests.models.misbehaving import Misbehaving
 
 IDS: dict[str, Message] = {"token_ids": generation_pb2.TokenIds(token_ids=[1, 2, 3])}
 

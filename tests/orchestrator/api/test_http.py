@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.lab import Lab, until
 from specdec.cli.processes import free_ports
 from specdec.core.errors import SpecdecError
+from testing.lab import Lab, until
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.bounds import is_long
 from orchestrator.api.prompts import Prompts, characters_per_token
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.v1 import generation_pb2
+from testing.patience import eventually
+from testing.table_model import Table, TableVerifier
 from tests import checkout
 from tests.cluster import Cluster, cluster, live
 
@@ -121,14 +122,13 @@ OTHER: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "seed": 5}
 async def deployment(context_length: int = 65536, **settings: Any) -> AsyncIterator[tuple[Cluster, Watched]]:
     table = Table(vocab_size=4096, context_length=context_length)
     async with cluster([TableVerifier(table, pass_s=0.001)], **settings) as running:
-        running.orchestrator._servicer._prompts = prompts = Watched()
+        servicer = running.orchestrator._servicer
+        servicer._prompts = servicer._reader._prompts = prompts = Watched()
         yield running, prompts
 
 
 async def waiting(running: Cluster, count: int) -> None:
-    async with asyncio.timeout(30):
-        while running.orchestrator._servicer.waiting_requests != count:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: running.orchestrator._servicer.waiting_requests == count)
 
 
 async def test_a_text_is_tokenized_once_its_request_has_a_place() -> None:
@@ -159,9 +159,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_waits_or_is_tokenized
 async def test_a_cancelled_request_keeps_its_place_while_its_text_is_tokenized() -> None:
     async with deployment(max_live_sequences=1) as (running, prompts):
         cancelled = asyncio.create_task(running.client.generate(text=TEXT, max_tokens=2))
-        async with asyncio.timeout(30):
-            while not prompts.num_texts:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: prompts.num_texts)
         cancelled.cancel()
         next_ = asyncio.create_task(running.client.generate(text=TEXT, max_tokens=2))
         await waiting(running, 1)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from orchestrator.api import bounds
 from orchestrator.api.bounds import MAX_PROMPT_BYTES
 from orchestrator.api.prompts import Prompts
-from orchestrator.api.request_checks import check_request, read_request
-from orchestrator.request import Request
+from orchestrator.api.request_reader import RequestReader
+from orchestrator.request import Caller, DraftOptions, OutputOptions, Request, Stops
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, GRAMMAR, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
@@ -32,9 +32,8 @@ def message(**fields) -> generation_pb2.GenerateRequest:
 
 
 def read(request=None, tokenizer=None, target=TARGET, **fields) -> Request:
-    request, prompts = request or message(**fields), Prompts(tokenizer)
-    check_request(request, target, prompts)
-    return read_request(request, target, prompts, num_draft_tokens=4)
+    request, reader = request or message(**fields), RequestReader(Prompts(tokenizer), num_draft_tokens=4)
+    return reader.read(request, target, reader.check(request, target))
 
 
 def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, str]:
@@ -46,23 +45,33 @@ def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, 
 
 def test_defaults_are_written_down():
     request = read(seed=5)
-    ids = array("I", [1, 2, 3])
-    assert request == Request(ids, 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {}, b"")
+    assert request == Request(
+        prompt_ids=array("I", [1, 2, 3]),
+        sampling=SamplingParams(),
+        stops=Stops(max_tokens=17, token_ids=frozenset({7})),
+        output=OutputOptions(
+            num_samples=1, skip_special_tokens=True, num_logprobs=None, num_prompt_logprobs=None, prompt=False
+        ),
+        drafting=DraftOptions(Method.COUPLED, num_tokens=4, prediction=array("I")),
+        seed=5,
+        resume={},
+        caller=Caller(cache_salt=b""),
+    )
 
 
 def test_a_stop_string_that_is_a_special_token_stops_as_its_id_does():
     """It has no text in an output, in which it would never be found."""
     assert TOKENIZER.token_to_id("<|endoftext|>") == 0
     request = read(stop=["x", "<|endoftext|>"], tokenizer=TOKENIZER, min_tokens=1)
-    assert request.stop_token_ids == frozenset({0, 7})
+    assert request.stops.token_ids == frozenset({0, 7})
     assert request.sampling.end_token_ids == (0, 7)
     unusable = Tokenizer.from_str(TOKENIZER.to_str())
     unusable.add_special_tokens(["<|im_end|>"])
     unusable.add_tokens(["<tool>"])  # has text
-    assert read(stop=["<|im_end|>", "<tool>"], tokenizer=unusable).stop_token_ids == frozenset({7})
+    assert read(stop=["<|im_end|>", "<tool>"], tokenizer=unusable).stops.token_ids == frozenset({7})
     all_rows = dataclasses.replace(TARGET, vocab_size=5000)
     asked = read(stop=["<|im_end|>", "<tool>"], tokenizer=unusable, target=all_rows)
-    assert asked.stop_token_ids == frozenset({7, unusable.token_to_id("<|im_end|>")})
+    assert asked.stops.token_ids == frozenset({7, unusable.token_to_id("<|im_end|>")})
 
 
 def test_what_was_asked_for_is_what_is_done():
@@ -87,23 +96,18 @@ def test_what_was_asked_for_is_what_is_done():
         num_draft_tokens=0,
     )
     assert request == Request(
-        array("I", TOKENIZER.encode("def f(x):").ids),
-        9,
-        SamplingParams(0.25, 3, 0.5, 0.125, 1.5, -2.0, 0.5, ((4, 0.5), (9, -100.0)), 9, (1, 2, 7)),
-        2**64 - 1,
-        64,
-        ("a", "b"),
-        frozenset({1, 2, 7}),
-        Method.BLOCK,
-        0,
-        {},
-        b"",
+        prompt_ids=array("I", TOKENIZER.encode("def f(x):").ids),
+        sampling=SamplingParams(0.25, 3, 0.5, 0.125, 1.5, -2.0, 0.5, ((4, 0.5), (9, -100.0)), 9, (1, 2, 7)),
+        stops=Stops(9, strings=("a", "b"), token_ids=frozenset({1, 2, 7})),
+        output=OutputOptions(num_samples=64),
+        drafting=DraftOptions(Method.BLOCK, num_tokens=0),
+        seed=2**64 - 1,
     )
 
 
 def test_explicit_zeros_are_not_defaults():
     request = read(temperature=0.0, seed=0, num_draft_tokens=0)
-    assert (request.sampling.temperature, request.seed, request.num_draft_tokens) == (0.0, 0, 0)
+    assert (request.sampling.temperature, request.seed, request.drafting.num_tokens) == (0.0, 0, 0)
 
 
 def test_a_seed_is_drawn_of_64_bits():
@@ -207,9 +211,9 @@ def test_transforms_that_change_nothing_need_no_capability():
 
 
 def test_a_salt_needs_a_target_that_keeps_to_it():
-    assert read(cache_salt="é" * 128, target=dataclasses.replace(TARGET, capabilities=(CACHE_SALT,))).cache_salt
+    assert read(cache_salt="é" * 128, target=dataclasses.replace(TARGET, capabilities=(CACHE_SALT,))).caller.cache_salt
     assert refused(cache_salt="a") == {"cache_salt": "not supported by this target"}
-    assert read().cache_salt == b""
+    assert read().caller.cache_salt == b""
 
 
 def test_too_many_biases_are_refused():
@@ -285,7 +289,7 @@ def test_all_problems_are_named_at_once():
 
 
 def test_prompt_and_max_tokens_may_fill_the_context_and_not_one_more():
-    assert read(max_tokens=17).max_tokens == 17
+    assert read(max_tokens=17).stops.max_tokens == 17
     with pytest.raises(ContextExceeded, match=r"3 prompt tokens and max_tokens 18 .* context of 20"):
         read(max_tokens=18)
     with pytest.raises(ContextExceeded):
@@ -296,12 +300,12 @@ def test_prompt_and_max_tokens_may_fill_the_context_and_not_one_more():
 def test_a_prompt_that_leaves_no_room_is_out_of_range(num_prompt_tokens):
     with pytest.raises(ContextExceeded, match="context of 20"):
         read(token_ids={"token_ids": [1] * num_prompt_tokens})
-    assert read(token_ids={"token_ids": [1] * 19}).max_tokens == 1
+    assert read(token_ids={"token_ids": [1] * 19}).stops.max_tokens == 1
 
 
 @pytest.mark.parametrize("method", [common_pb2.VERIFICATION_METHOD_UNSPECIFIED, common_pb2.VERIFICATION_METHOD_COUPLED])
 def test_unspecified_verification_is_coupled(method):
-    assert read(verification=method).method is Method.COUPLED
+    assert read(verification=method).drafting.method is Method.COUPLED
 
 
 # --- bounds -------------------------------------------------------------------------------------------------

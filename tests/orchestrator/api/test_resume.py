@@ -1,13 +1,13 @@
 """A request goes on at another orchestrator, or after its client read nothing for long, with nothing lost."""
 
-import asyncio
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.client import Client, Sample
 from specdec.core.errors import ModelMismatch
+from testing.patience import eventually
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster, read_narrowly
 from tests.models import table_reader
 
@@ -146,9 +146,9 @@ async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_sam
                 if response.HasField("chunk"):
                     sample.add(response.chunk)
                     if len(sample.token_ids) < 20:  # read no further until nothing is left on the services
-                        async with asyncio.timeout(20):
-                            while any(s.load.live_sequences for s in (*running.targets, *running.drafts)):
-                                await asyncio.sleep(0.01)
+                        await eventually(
+                            lambda: not any(s.load.live_sequences for s in (*running.targets, *running.drafts))
+                        )
         assert sample.token_ids == expected.token_ids
         assert sample.finish.speculation.num_replays > 0
         await running.settled()

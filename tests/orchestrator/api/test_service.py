@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableMemory, TableVerifier
 from specdec.client import Client
 from specdec.core.errors import DeadlineExceeded, InvalidArgument
 from specdec.core.sequence import SequenceSpec
 from specdec.v1 import generation_pb2
+from testing.table_model import Table, TableDrafter, TableMemory, TableVerifier
 from tests.cluster import cluster, read_narrowly
 
 TABLE = Table(vocab_size=64)

@@ -1,7 +1,7 @@
 """A draft at a distance and a target, in simulated time: the real loop, trie, controller and draft engine.
 
-Only clocks, wires and models are played: a step of the draft takes as long as it is told to, whatever it grows, a
-message half a round trip, and the models are tables.
+Only clocks, wires and models are simulated: a step of the draft takes a given time, whatever it grows, a message half a
+round trip, and the models are tables.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import LATE, DraftClient
+from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
@@ -27,6 +27,7 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Ver
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.speculation.acceptance import AcceptanceModel
+from testing.table_model import Table, TableDrafter
 from tests.models.fake_peers import new_sequence, still_to_come
 
 KEY = Key(0, 0)
@@ -34,7 +35,8 @@ KEY = Key(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Milliseconds. ``dead_after`` so many the draft says nothing more."""
+    """Milliseconds. After ``dead_after`` the draft no longer answers; below 0 there is none. All ``sequences`` of a
+    pass do what this one does."""
 
     acceptance: float = 0.8
     pass_ms: float = 40.0
@@ -44,20 +46,21 @@ class Place:
     beyond_ms: float = 0.5  # of a round with the target that was asked for
     noise: float = 0.05
     dead_after: float = float("inf")
+    sequences: int = 1
 
     @property
     def alone(self) -> float:
         """Tokens per second of the target, unasked."""
-        return 1e3 / (self.pass_ms + self.row_ms)
+        return 1e3 / (self.pass_ms + self.row_ms * self.sequences)
 
 
 class World:
     """A place, and what time it is there."""
 
-    def __init__(self, place: Place, seed: int) -> None:
+    def __init__(self, place: Place, seed: int, table: Table | None = None) -> None:
         self.place = place
         self.now = 0.0
-        self.table = Table(acceptance=place.acceptance, runner_up=0.5)
+        self.table = table or Table(acceptance=place.acceptance, runner_up=0.5)
         self._random = random.Random(seed)
 
     def took(self, milliseconds: float) -> float:
@@ -75,6 +78,8 @@ class FarDraft:
         self._down: deque[tuple[float, Growth]] = deque()
         self._free_at = 0.0
         self._base = 0
+        self._owed_since: float | None = None
+        self._paused_until, self._pause_s = 0.0, 5.0
         self._asked, self._asked_nodes = 0.0, 0
         self._answer: tuple[int, float] | None = None
         self.num_advances = -1
@@ -82,6 +87,8 @@ class FarDraft:
     def advance(
         self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, num_there: int = 0
     ) -> bool:
+        if self._world.place.dead_after < 0 or self._world.now < self._paused_until:
+            return False
         self._asked, self._asked_nodes = self._world.now, budget.max_nodes or int(not in_flight)
         self._tell(sequence, budget, in_flight)
         return True
@@ -121,10 +128,13 @@ class FarDraft:
         if self.num_advances:
             self._answer = self._asked_nodes, LATE * (until - self._asked)
         self._world.now = until
+        self._owed_since = self._asked if self._owed_since is None else self._owed_since
+        if until - self._owed_since >= 1.0:  # as DraftClient does
+            self._paused_until, self._pause_s, self._owed_since = until + self._pause_s, 2 * self._pause_s, None
         return None
 
     def _took(self, heard: float, growth: Growth) -> Growth:
-        nodes = self._asked_nodes
+        nodes, self._owed_since = self._asked_nodes, None
         if growth.advance == self.num_advances and nodes and (growth.end or len(growth.tree) >= nodes):
             self._asked_nodes = 0
             if growth.end in (None, GrowthEnd.BUDGET) and growth.advance:
@@ -176,12 +186,12 @@ class NearTarget:
             ids.append(token)
         rows, dropped = len(tree) + 1, 0
         self.num_rows += rows
-        pass_s = world.took(place.pass_ms + place.row_ms * rows)
-        timings = Timings(0, int(pass_s * 1e6), 0, rows, 1)
+        pass_s = world.took(place.pass_ms + place.row_ms * rows * place.sequences)
+        timings = Timings(0, int(pass_s * 1e6), 0, rows * place.sequences, place.sequences)
         if self._unasked:
             assert not tree, "nothing is verified among tokens that come unasked"
             world.now += pass_s
-            exchange = Exchange()
+            exchange = Exchange(num_live=place.sequences)
             self._unasked = still_to_come(self._unasked, plan.num_autonomous)
         else:
             asked, under_way = world.now, self._left is not None
@@ -195,7 +205,7 @@ class NearTarget:
                 committed = [*ids[sequence.base :], token]
                 dropped = self._begin(*self._next_round(sequence), committed, at_s + beyond_s - took_s)
             world.now = asked + took_s
-            exchange = Exchange(took_s, under_way)
+            exchange = Exchange(took_s, under_way, num_live=place.sequences)
             self._unasked = plan.num_autonomous
         self._number += 1
         verdict = Verdict(
@@ -225,6 +235,7 @@ class Shared:
     def __init__(self, ahead: bool, most: int = 8) -> None:
         self.costs, self.acceptance = CostModel(), AcceptanceModel()
         self.policy = DraftLength(self.costs, most, ahead)
+        self.hit_rates = HitRates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +256,22 @@ async def decoded(
     seed: int = 0,
     controller: Any = None,
     takes_early: bool = True,
+    looks_up: bool = False,
+    table: Table | None = None,
+    prompt: tuple[int, ...] = (),
 ) -> Outcome:
     """A greedy request of so many tokens."""
     shared = shared or Shared(max_ahead > 0)
-    world = World(place, seed)
-    sequence = new_sequence((1, 2, 3 + seed), num_tokens, temperature=0.0)
+    world = World(place, seed, table)
+    sequence = new_sequence(prompt or (1, 2, 3 + seed), num_tokens, temperature=0.0)
     sequence.statistics.clock = lambda: world.now
     chances = AcceptanceModel(shared.acceptance)
+    lookup = PromptLookup(shared.hit_rates) if looks_up else None
     if controller is None:
-        adaptive = Adaptive(shared.policy, chances)
+        adaptive = Adaptive(shared.policy, chances, lookup)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
     draft = cast(DraftClient, FarDraft(world))
-    speculation = Speculation(draft, max_ahead, 0, chances, clock=lambda: world.now)
+    speculation = Speculation(draft, max_ahead, 0, chances, lookup, clock=lambda: world.now)
     target = NearTarget(world, speculation.next_round if takes_early else None)
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
         pass

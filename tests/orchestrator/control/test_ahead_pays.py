@@ -20,6 +20,7 @@ async def several(place: Place, **options: int) -> float:
     return statistics.median(outcome.tokens_per_s for outcome in outcomes) / place.alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_ms", [2.0, 16.0, 60.0])
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.95])
 async def test_no_draft_however_far_is_slower_than_the_target_alone(acceptance, step_ms):
@@ -30,6 +31,7 @@ async def test_no_draft_however_far_is_slower_than_the_target_alone(acceptance, 
         assert outcome.tokens_per_s >= 0.95 * place.alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_ms", [4.0, 40.0])
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8])
 async def test_nor_where_rows_are_dear(acceptance, row_ms):
@@ -45,6 +47,7 @@ async def test_nor_one_that_falls_silent(dead_after):
     assert outcome.waited_s < 5.0
 
 
+@pytest.mark.slow
 async def test_the_distance_of_a_good_draft_leaves_the_critical_path():
     near, far = Place(distance_ms=1.0), Place(distance_ms=20.0)
     ahead = {place: await several(place) for place in (near, far)}
@@ -54,6 +57,7 @@ async def test_the_distance_of_a_good_draft_leaves_the_critical_path():
     assert ahead[far] > 1.3 * waiting[far]
 
 
+@pytest.mark.slow
 async def test_the_way_to_the_target_leaves_it_too():
     place = Place(beyond_ms=8.0, distance_ms=5.0)
     early, asked = await several(place), await several(place, takes_early=False)
@@ -131,6 +135,7 @@ async def test_a_draft_that_moves_away_is_still_used_where_it_pays():
     assert means[50.0] > 1.25
 
 
+@pytest.mark.slow
 async def test_a_draft_that_comes_nearer_is_noticed():
     shared = Shared(ahead=True)
     far, near = Place(0.8, distance_ms=400.0), Place(0.8, distance_ms=2.0)

@@ -1,6 +1,6 @@
 """How much is drafted: never so much that the target alone would have been faster, and about as much as is best.
 
-Under a simulated clock (bench/control/simulation.py), so that every figure is the same each time.
+Under a simulated clock (testing/round_simulation.py), so that every figure is the same each time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.control.simulation import MOST, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
@@ -25,6 +24,8 @@ from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.cost import chain_chances, expected_tokens
+from testing.round_simulation import MAX_DRAFT_TOKENS, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from tests.models.fake_peers import FakeDraft, new_sequence
 
 GRID = list(
@@ -128,16 +129,16 @@ def test_one_sequence_settles_within_a_step_or_five_percent_of_the_best(acceptan
 
     def rate(k: int) -> float:
         away_ms = k * step_ms + distance_ms + where.overhead_ms if k else 0.0
-        return sum(acceptance**depth for depth in range(k + 1)) / (
-            away_ms + where.overhead_ms + 1e3 * where.pass_s(k + 1)
-        )
+        tokens = expected_tokens(chain_chances([acceptance]), k)[k]
+        return tokens / (away_ms + where.overhead_ms + 1e3 * where.pass_s(k + 1))
 
-    best = max(range(MOST + 1), key=rate)
+    best = max(range(MAX_DRAFT_TOKENS + 1), key=rate)
     settled = adaptive(where).on(400).depths[0][-200:]
     near = sum(abs(k - best) <= 1 or rate(k) > 0.95 * rate(best) for k in settled)
-    assert near > 0.85 * len(settled), (best, settled, [round(rate(k)) for k in range(MOST + 1)])
+    assert near > 0.85 * len(settled), (best, settled, [round(rate(k)) for k in range(MAX_DRAFT_TOKENS + 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 16])
 @pytest.mark.parametrize("change", [{"step_ms": 200.0}, {"draft_dead": True}, {"acceptance": 0.0}], ids=str)
 def test_it_stops_when_it_no_longer_pays_and_begins_again_when_it_does(change, sequences):
@@ -152,6 +153,7 @@ def test_it_stops_when_it_no_longer_pays_and_begins_again_when_it_does(change, s
     assert tokens_per_s(run, 800, 100) > 0.85 * before
 
 
+@pytest.mark.slow
 def test_it_stops_while_the_target_is_saturated():
     """From 8 sequences to 128 and back, where passes of more than 64 rows take as many times longer."""
     where = Place(0.6, sequences=8, knee_rows=64.0)
@@ -210,7 +212,7 @@ def test_what_all_requests_learnt_is_there_for_the_next():
 
 
 def adaptive_controller(max_chain: int = 0) -> Adaptive:
-    return Adaptive(DraftLength(CostModel(), MOST), AcceptanceModel(), max_chain=max_chain)
+    return Adaptive(DraftLength(CostModel(), MAX_DRAFT_TOKENS), AcceptanceModel(), max_chain=max_chain)
 
 
 async def driven(method: Method, first: int, max_chain: int = 0) -> tuple[list[Budget], list[TokenTree]]:

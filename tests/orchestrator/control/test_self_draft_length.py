@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.self_draft_length import PROBE_EVERY, PROBE_ROUNDS, START_NODES, SelfDraftLength
-from orchestrator.rounds import Exchange, Proposal, RoundRecord, Source
+from orchestrator.rounds import Exchange, RoundRecord, Source
 from specdec.core.rounds import Timings
 from specdec.core.tree import TokenTree
 
@@ -24,8 +24,8 @@ def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000, expected: flo
         timings = Timings(
             pass_us=pass_us + row_us * number, rows=1 + number, sequences=1, self_draft_us=node_us * number
         )
-        proposal = Proposal(tree, Source.SELF_DRAFT if number else None)
-        record = RoundRecord(1, 5, proposal, (), timings, exchange=Exchange())
+        source = Source.SELF_DRAFT if number else None
+        record = RoundRecord(1, 5, tree, source, timings=timings, exchange=Exchange())
         costs.observe(record)
         policy.observe(record, expected)
     return policy

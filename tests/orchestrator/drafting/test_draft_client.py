@@ -2,21 +2,21 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.drafting import draft_client
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.replicas.lane import Lane
-from orchestrator.replicas.replica import Replica, Tally
+from orchestrator.replicas.load_score import LoadScore
+from orchestrator.replicas.replica import Tally
 from orchestrator.sequence import Sequence
 from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
-from specdec.core.sequence import Method, SamplingParams
+from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from tests.models.fake_peers import commit
-from tests.models.misbehaving import PATIENCE_S
+from testing.patience import PATIENCE_S
+from tests.models.fake_peers import commit, new_sequence
 
 DEADLINE_S = 0.2
 
@@ -34,17 +34,22 @@ class FakeLink:
     def leave(self, lane) -> None: ...
 
 
+class FakeLoad(LoadScore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.growths: list[float] = []
+
+    def observe_growth(self, seconds: float) -> None:
+        self.growths.append(seconds)
+
+
 class FakeReplica:
     def __init__(self) -> None:
         self.link = FakeLink()
         self.lanes: list[Lane] = []
         self.tally = Tally()
         self.info: ModelInfo | None = None
-        self.slowest_growth_s = 0.0
-        self.growths: list[float] = []
-
-    def observe_growth(self, seconds: float) -> None:
-        self.growths.append(seconds)
+        self.load = FakeLoad()
 
     def lane(self) -> Lane:
         self.lanes.append(Lane(self.link, len(self.lanes)))
@@ -53,7 +58,7 @@ class FakeReplica:
     def can(self, needs: frozenset[str]) -> bool:
         return self.info is not None and needs <= {*self.info.capabilities}
 
-    def observe(self, latency_s: float) -> None: ...
+    def observe_latency(self, latency_s: float) -> None: ...
 
 
 class FakePool:
@@ -66,7 +71,7 @@ class FakePool:
 
 def asked(temperature: float = 0.0, method: Method = Method.COUPLED) -> tuple[DraftClient, Sequence, FakeReplica]:
     pool = FakePool()
-    sequence = Sequence([1, 2], 99, SamplingParams(temperature), 0, method)
+    sequence = new_sequence((1, 2), 99, method, temperature)
     client = DraftClient(pool)
     assert client.advance(sequence, Budget(4, 4))
     return client, sequence, pool.replica
@@ -147,7 +152,7 @@ async def test_what_takes_in_much_text_first_is_no_measure_of_growing(num_new, t
 
 async def test_a_draft_that_was_never_needed_is_never_told():
     pool = FakePool()
-    client, sequence = DraftClient(pool), Sequence([1], 99, SamplingParams(0.0), 0, Method.COUPLED)
+    client, sequence = DraftClient(pool), new_sequence((1,), 99, temperature=0.0)
     commit(sequence, *range(20))
     client.catch_up(sequence)
     assert not pool.replica.lanes
@@ -171,7 +176,7 @@ async def test_what_a_late_draft_was_asked_is_not_measured_by_what_it_is_told_la
 
 async def test_drafts_are_compared_by_the_time_of_one_token():
     client, _, replica = asked()
-    replica.observe = (told := []).append
+    replica.observe_latency = (told := []).append
     client.compare(0.01)
     assert told == [0.01]
 
@@ -223,7 +228,7 @@ async def test_a_text_that_outgrows_the_drafts_context_leaves_it():
     pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", 4)
     client = DraftClient(pool)
-    sequence = Sequence([1, 2], 99, SamplingParams(), 0, Method.COUPLED)
+    sequence = new_sequence((1, 2), 99)
     assert client.advance(sequence, Budget(4, 4))
     commit(sequence, 5, 6, 7)
     left: list[Lane] = []
@@ -248,7 +253,7 @@ async def test_a_late_chain_is_waited_for_as_long_as_growths_may_take(monkeypatc
     """However soon a round would be done with it: dropping what is late would bias the output."""
     monkeypatch.setattr(draft_client, "_PATIENCE_S", 0.01)
     client, sequence, replica = asked(1.0, method)
-    replica.slowest_growth_s = 60.0
+    replica.load.slowest_growth_s = 60.0
     waiting = asyncio.create_task(client.growth(sequence, 0.001))
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -269,7 +274,7 @@ async def test_a_draft_that_never_answers_is_given_up_once_and_for_the_whole_req
         assert not client.advance(sequence, Budget(4, 4))
         assert await client.growth(sequence, DEADLINE_S) is None
     assert len(replica.lanes) == 1, "and no other draft is asked"
-    assert len(replica.growths) == 1, "the next request waits longer"
+    assert len(replica.load.growths) == 1, "the next request waits longer"
 
 
 async def test_an_answer_is_remembered_and_no_patience_is_longer_than_a_bound(monkeypatch):
@@ -278,8 +283,8 @@ async def test_an_answer_is_remembered_and_no_patience_is_longer_than_a_bound(mo
     replica.lanes[0].put(Growth(0, 2, (), TokenTree.chain([5]), GrowthEnd.BUDGET))
     async with asyncio.timeout(PATIENCE_S):
         assert await client.growth(sequence, DEADLINE_S) is not None
-        assert len(replica.growths) == 1
-        replica.slowest_growth_s = 1000.0
+        assert len(replica.load.growths) == 1
+        replica.load.slowest_growth_s = 1000.0
         commit(sequence, 5)
         client.advance(sequence, Budget(1, 1))
         assert await client.growth(sequence, DEADLINE_S) is None
@@ -293,13 +298,13 @@ async def test_a_round_that_has_waited_long_waits_only_for_what_is_left_of_its_d
 
 
 async def test_how_long_growths_take_is_remembered_by_replica():
-    replica = Replica("here:1", SimpleNamespace(name="draft"))
+    load = LoadScore()
     for seconds in (0.1, 2.0, *[0.1] * 10):
-        replica.observe_growth(seconds)
-    assert 1.7 < replica.slowest_growth_s < 2.0
+        load.observe_growth(seconds)
+    assert 1.7 < load.slowest_growth_s < 2.0
     for _ in range(1000):
-        replica.observe_growth(0.1)
-    assert replica.slowest_growth_s == 0.1
+        load.observe_growth(0.1)
+    assert load.slowest_growth_s == 0.1
 
 
 @pytest.mark.parametrize(
@@ -310,7 +315,7 @@ async def test_a_draft_hears_of_a_proposal_as_far_as_it_may(capabilities, contex
     pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", context_length, capabilities=capabilities)
     client = DraftClient(pool)
-    sequence = Sequence([1, 2, 3, 1], 20, SamplingParams(), 0, Method.COUPLED)
+    sequence = new_sequence((1, 2, 3, 1), 20)
     client.advance(sequence, Budget(2, 2))
     before = len(pool.replica.link.sent)
     assert client.advance(sequence, Budget(0, 6, 20), TokenTree.chain([2, 3, 1])), "it is there"

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.control import controller
 from orchestrator.control.draft_length import DraftLength
 from specdec.client import Client
 from specdec.core.rounds import CACHE_SALT
+from testing.table_model import Table, TableVerifier
 from tests.cluster import Cluster, cluster
 
 LENGTH = 120
@@ -88,6 +88,7 @@ async def test_of_another_key_nothing_is_proposed_whether_the_target_knows_salts
         assert min(accepted[2:]) > LENGTH / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_text_is_the_targets_own_whatever_the_history_says_and_whoever_leaves(temperature):
     # Few ids: most agreements lead to something else.

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
-from orchestrator import generation
+from orchestrator import sample as sample_
 from orchestrator.drafting.prompt_lookup import PromptLookup
-from orchestrator.target_client import TargetClient
+from orchestrator.rounds import RoundPlan
+from orchestrator.verifying.target_client import TargetClient
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import Cluster, cluster
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 PROMPT = [1, 2, 3]
@@ -39,18 +40,16 @@ class Silent(TableDrafter):
 @pytest.fixture(autouse=True)
 def _nothing_is_verified_among_autonomous_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree that is handed over then would be dropped without a word."""
-    ask = TargetClient._next
+    ask = TargetClient._continue
 
-    async def checked(
-        client: TargetClient, lane: Any, sequence: Any, tree: Any, num_autonomous: int, after_s: Any, own: int
-    ) -> Any:
-        assert not (tree and num_autonomous)
-        if tree and client._rounds:
-            [sent] = client._rounds
+    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, *, plan: RoundPlan) -> Any:
+        assert not (tree and plan.num_autonomous)
+        if tree and client._rounds.pending:
+            [sent] = client._rounds.pending
             assert sent.tree.descend(sequence.ids[sent.base :]).prefix(sent.max_nodes) == tree, "what was sent early"
-        return await ask(client, lane, sequence, tree, num_autonomous, after_s, own)
+        return await ask(client, lane, sequence, tree, plan=plan)
 
-    monkeypatch.setattr(TargetClient, "_next", checked)
+    monkeypatch.setattr(TargetClient, "_continue", checked)
 
 
 async def sample(running: Cluster, **fields: Any) -> Any:
@@ -105,7 +104,12 @@ async def test_beside_a_draft_that_lives_the_text_is_the_same_and_who_got_what_a
 @pytest.mark.parametrize("method", ["TOKEN", "BLOCK"])
 async def test_where_a_proposal_may_not_be_chosen_for_its_content_nothing_is_looked_up(method, monkeypatch):
     made = []
-    monkeypatch.setattr(generation, "PromptLookup", lambda *rates: made.append(rates) or PromptLookup(*rates))
+
+    def noting(*rates, **options):
+        made.append(rates)
+        return PromptLookup(*rates, **options)
+
+    monkeypatch.setattr(sample_, "PromptLookup", noting)
     async with cluster([LmVerifier(TableRunner(seed=1))], num_draft_tokens=None) as running:
         verification = getattr(common_pb2, f"VERIFICATION_METHOD_{method}")
         fields = {"max_tokens": 20, "token_ids": {"token_ids": PROMPT * 5}}

@@ -120,7 +120,7 @@ async def test_lookup_proposals_are_counted_among_all_and_apart_and_not_for_the_
         verdict = Verdict(1, sequence.base, accepted, 9)
         sequence.extend(proposal.tree, verdict)
         record = RoundRecord.of(proposal, verdict, Exchange())
-        sequence.statistics.observe(record)
+        sequence.statistics.count_round(record)
         metrics.round_ended(record, Split(), tally)
     statistics = sequence.statistics
     assert (statistics.num_draft_tokens, statistics.num_accepted_tokens) == (5, 3)

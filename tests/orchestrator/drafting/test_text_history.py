@@ -36,7 +36,7 @@ def no_collisions() -> Any:
 def holding(texts, num_tokens: int = 0) -> TextHistory:
     history = TextHistory(num_tokens)
     for owner, ids in texts:
-        history.add(owner, array("I", ids), 0, ended=True)
+        history.write(owner, array("I", ids), 0, ended=True)
     return history
 
 
@@ -72,7 +72,7 @@ def test_whatever_was_overwritten_and_collides_nothing_but_a_part_of_one_text_of
     with hashes(lambda value: len(value) + sum(value) % num_hashes):
         history = TextHistory(0)  # smaller than the texts are
         for of, text in texts:
-            history.add(of, array("I", text), 0, ended=True)
+            history.write(of, array("I", text), 0, ended=True)
             agreed, copied = history.find(owner, ids, 2)
             if agreed:
                 found = [*ids[-agreed:], *copied[1:]]
@@ -105,7 +105,7 @@ def test_the_oldest_texts_go_first_and_the_memory_stays_what_it_was():
     size = len(history._ids), len(history._texts), *(len(table) for _, table in history._tables)
     pages = [[1000 * number + token for token in range(200)] for number in range(100)]
     for number, page in enumerate(pages):
-        history.add(b"%d" % number, page, 0, ended=True)
+        history.write(b"%d" % number, page, 0, ended=True)
     there = [
         any(history.find(b"%d" % number, page[:length], 2)[0] for length in range(20, 200))
         for number, page in enumerate(pages)
@@ -120,11 +120,11 @@ def test_a_text_is_there_while_it_is_written_and_the_rest_at_its_end():
     history, page, written = TextHistory(1 << 14), list(range(1000)), 0
     with no_collisions():
         for length in range(1001):
-            written = history.add(b"", page[:length], written)
+            written = history.write(b"", page[:length], written)
             assert length - written < 256
             assert bool(history.find(b"", page[: max(3, written - 1)], 2)[0]) == (written > 0)
         assert history.find(b"", page[:990], 2) == (0, ())
-        assert history.add(b"", page, written, ended=True) == 1000
+        assert history.write(b"", page, written, ended=True) == 1000
         assert history.find(b"", page[:990], 2)[0] == LONGEST
 
 
@@ -133,8 +133,8 @@ def test_a_long_text_is_proposed_from_end_to_end_and_no_further():
     history.rates = hit_rates(0.95)
     with no_collisions():
         for length in range(0, 1001, 50):
-            written = history.add(b"", page[:length], written, ended=length == 1000)
-        history.add(b"", list(range(2000, 2100)), 0, ended=True)
+            written = history.write(b"", page[:length], written, ended=length == 1000)
+        history.write(b"", list(range(2000, 2100)), 0, ended=True)
         lookup = PromptLookup(hit_rates(0.95), (), history)
         for length in range(3, 1000):
             count = len(lookup.chances(page[:length]))

@@ -142,6 +142,6 @@ async def test_what_was_allowed_is_no_flood_however_much_it_is() -> None:
 def test_what_closed_sequences_did_not_use_is_not_kept_for_ever() -> None:
     leftover = Leftover(0.0)
     for second in range(10_000):
-        leftover.add(SPARE, float(second))
+        leftover.add_unused(SPARE, float(second))
     assert 60 * SPARE < leftover.use(0) < 100 * SPARE, "of the last minutes"
     assert leftover.use(100 * SPARE) < 0

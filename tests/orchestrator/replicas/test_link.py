@@ -16,10 +16,11 @@ from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.replica import Replica, Role
 from specdec.core.errors import ReplicaLost
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.transport.rpc import MAX_MESSAGE_BYTES
 from specdec.v1 import common_pb2, target_pb2
-from tests.models.misbehaving import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 
 class Call:
@@ -62,7 +63,7 @@ class Running:
     def open(self, num_ids: int) -> Any:
         lane = self.link.lane()
         spec = SequenceSpec(tuple(range(70_000, 70_000 + num_ids)), num_ids, SamplingParams(), 0, Method.COUPLED)
-        lane.open(target_open(lane.sequence, spec, "", ""), 1)
+        lane.open(target_open(lane.sequence, TargetOpen(spec)), 1)
         return lane
 
     async def quiet(self) -> list[target_pb2.VerifyRequest]:
@@ -101,7 +102,7 @@ async def test_opens_are_written_when_they_are_sent_not_all_in_one_turn() -> Non
     spec = SequenceSpec(range(100_000), 100_000)
     async with Running() as running:
         for lane in [running.link.lane() for _ in range(64)]:
-            lane.open(counted(target_open(lane.sequence, spec, "", "")), 1)
+            lane.open(counted(target_open(lane.sequence, TargetOpen(spec))), 1)
         assert not written
         running.link._next_frame()
         assert 0 < written < 2 * link_._IDS_PER_FRAME
@@ -152,7 +153,7 @@ async def test_who_refuses_this_orchestrator_is_left_alone() -> None:
             await lane.receive()
 
 
-async def test_a_replica_that_was_set_aside_before_its_stream_began_tells_its_lanes() -> None:
+async def test_a_replica_that_was_ejected_before_its_stream_began_tells_its_lanes() -> None:
     """Else whoever took a lane at the very moment would wait for ever."""
     replica = Replica("127.0.0.1:1", Role("target", never, never, never))
     link = Link(Call, TargetFrames(9), 1.0, 1.0)

@@ -1,21 +1,22 @@
-"""Endpoints by name, a choice between them, and who is set aside."""
+"""Endpoints by name, a choice between them, and which are ejected."""
 
 import asyncio
 import dataclasses
 import socket
+from types import SimpleNamespace
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas import pool as pool_
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
-from orchestrator.settings import OrchestratorSettings
 from specdec.core.errors import ModelMismatch, NoReplica, ReplicaLost
 from specdec.core.rounds import TRANSFORMS, Load, ModelInfo
 from specdec.core.settings import EngineSettings
 from target_service.server import create_server
+from testing.patience import eventually
+from testing.raw import orchestrator, target
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
 
@@ -41,7 +42,7 @@ def _pool(*replicas: Replica) -> Pool:
 
 def _replica(name: str, lanes: int = 0, latency_s: float | None = 0.01) -> Replica:
     replica = Replica(name, _role())
-    replica.link, replica.latency_s = FakeLink(lanes), latency_s
+    replica.link, replica.load.latency_s = FakeLink(lanes), latency_s
     return replica
 
 
@@ -108,7 +109,7 @@ async def test_nobody_there_is_said_of_each_by_name():
         async def refused(*_: object, **__: object) -> None:
             raise ReplicaLost("refused here")
 
-        role = Role("target", lambda *_: None, lambda _: refused, lambda *_: None)
+        role = Role("target", lambda _: SimpleNamespace(GetModelInfo=refused), lambda *_: None, lambda *_: None)
         async with Pool(role, [address, "no-such-host.invalid:1"]) as pool:
             with pytest.raises(NoReplica) as caught:
                 await pool.wait_for_one(0.3)
@@ -130,9 +131,7 @@ async def test_a_name_brings_all_its_endpoints(monkeypatch):
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
         role = running.orchestrator.targets.role
         async with Pool(role, ["targets:1"]) as pool:
-            async with asyncio.timeout(10):
-                while sum(replica.ready for replica in pool.replicas) < 2:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: sum(replica.ready for replica in pool.replicas) >= 2)
             assert {replica.address for replica in pool.replicas} == {f"127.0.0.1:{port}" for port in ports}
 
 
@@ -147,13 +146,9 @@ async def test_a_name_is_looked_up_again_and_again(monkeypatch):
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
         async with Pool(running.orchestrator.targets.role, ["targets:1"], resolve_every_s=0.01) as pool:
             names.append(second)
-            async with asyncio.timeout(10):
-                while f"127.0.0.1:{second}" not in {replica.address for replica in pool.replicas}:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: f"127.0.0.1:{second}" in {replica.address for replica in pool.replicas})
             names.remove(second)
-            async with asyncio.timeout(10):
-                while f"127.0.0.1:{second}" in {replica.address for replica in pool.replicas}:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: f"127.0.0.1:{second}" not in {replica.address for replica in pool.replicas})
             assert f"127.0.0.1:{first}" in {replica.address for replica in pool.replicas}
 
 
@@ -171,7 +166,7 @@ async def test_a_name_service_that_is_down_takes_no_replica_with_it(monkeypatch)
 
 
 @pytest.mark.slow
-async def test_a_replica_much_slower_than_the_fastest_is_set_aside_and_its_sequences_move():
+async def test_a_replica_much_slower_than_the_fastest_is_ejected_and_its_sequences_move():
     table = Table()
     async with cluster(
         [TableVerifier(table, pass_s=0.002), TableVerifier(table, pass_s=0.2)], [TableDrafter(table)]
@@ -198,7 +193,7 @@ def _slow(*replicas: Replica) -> list[str]:
 
 def _answered(name: str, lanes: int, latency_s: float) -> Replica:
     replica = _replica(name, lanes, None)
-    replica.observe(latency_s)
+    replica.observe_latency(latency_s)
     return replica
 
 
@@ -278,7 +273,7 @@ async def test_a_target_with_another_model_is_refused_by_name():
             running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
         # Also while the others take nothing new: their sequences are there.
         [replica] = running.orchestrator.targets.replicas
-        replica._serving = False
+        replica.health.serving = False
         with pytest.raises(ModelMismatch, match=r"10\.0\.0\.9:1"):
             running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
 
@@ -287,19 +282,14 @@ async def test_a_target_without_the_expected_digest_is_refused_with_both_also_as
     right, wrong = Table(), Table(acceptance=0.1)
     expected = TableVerifier(right).info.model_digest
     async with cluster([TableVerifier(right)], model_digest=expected[:14]) as running:
-        other = create_server(TableVerifier(wrong), EngineSettings())
-        await other.start()
-        alone = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{other.port}"], model_digest=expected))
-        await alone.start()
-        try:
-            async with asyncio.timeout(20.0):
-                while "model_digest names" not in (problem := alone.targets.replicas[0].problem):
-                    await asyncio.sleep(0.01)
-            assert f"127.0.0.1:{other.port}" in problem
-            assert problem.count("table-target") == 2, "both digests, of which 12 characters are shown"
-        finally:
-            await alone.stop()
-            await other.stop()
+        async with (
+            target(TableVerifier(wrong)) as other,
+            orchestrator([other.server.port], model_digest=expected) as (alone, _),
+        ):
+            [replica] = alone.targets.replicas
+            await eventually(lambda: "model_digest names" in replica.problem)
+            assert f"127.0.0.1:{other.server.port}" in replica.problem
+            assert replica.problem.count("table-target") == 2, "both digests, of which 12 characters are shown"
         assert running.orchestrator.targets.info is not None
 
 
@@ -319,7 +309,9 @@ async def test_a_stream_whose_part_is_cancelled_is_lost_and_connected_again(part
     async with asyncio.timeout(20.0), cluster([TableVerifier(Table())]) as running:
         [replica] = running.orchestrator.targets.replicas
         before = replica.link
-        [task] = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]
+        while not (parts := [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]):
+            await asyncio.sleep(0.01)
+        [task] = parts
         task.cancel()
         while replica.link in (before, None):
             await asyncio.sleep(0.01)

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account
 from orchestrator.drafting.speculation import Speculation
@@ -19,10 +18,11 @@ from specdec.core.rounds import GrowthEnd, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableVerifier
 from tests.cluster import cluster
 from tests.instruments import total
 from tests.models.fake_peers import FakeDraft, new_sequence
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 LENGTH = 60

@@ -27,7 +27,7 @@ class Target:
 
     exchange = Exchange()
 
-    async def verify(self, sequence, tree, num_autonomous, next_round_after_s, own) -> Verdict:
+    async def verify(self, sequence, tree, plan) -> Verdict:
         self.clock.passes(self.seconds)
         return self.verdict
 
@@ -66,13 +66,13 @@ async def test_handing_over_is_the_clients_time_and_what_is_done_before_it_is_no
     clock.passes(0.001)
     rounds.hands_over()
     clock.passes(2.0)
-    rounds.goes_on(handed_over=True)
+    rounds.continues(handed_over=True)
     clock.passes(0.020)
     split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert (split.client, split.orchestrator, split.draft) == pytest.approx((2.0, 0.001, 0.020))
 
     clock.passes(0.004)
-    rounds.goes_on(handed_over=False)
+    rounds.continues(handed_over=False)
     split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert (split.client, split.orchestrator, split.draft) == pytest.approx((0.0, 0.004, 0.0))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
@@ -25,6 +24,7 @@ from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
 from target_service.server import TargetServicer
 from target_service.server import create_server as create_target_server
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 from tests.specdec.cli.commands import called
 

@@ -76,7 +76,7 @@ def test_every_benchmark_is_listed_and_exists():
 def test_a_benchmark_runs_from_every_directory(tmp_path):
     ran = in_a_process("bench", "load", "--help", directory=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "Usage: python -m bench.load" in ran.stdout
+    assert "Usage: specdec bench load" in ran.stdout
 
 
 def test_help_names_the_commands_and_their_flags():

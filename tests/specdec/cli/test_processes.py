@@ -19,11 +19,11 @@ import grpc
 import pytest
 from rich.console import Console
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.cli import processes, up
 from specdec.cli.processes import Service, StartError, environment, free_ports, healthy, paired, service
 from specdec.client import Client
 from specdec.security import dev_ca
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import ROOT
 from tests.cluster import cluster
 from tests.specdec.cli.commands import TERMINAL, called

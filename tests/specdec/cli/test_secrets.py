@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.api_keys import ApiKeys, read_keys
 from specdec.cli.doctor import examine
 from specdec.security import dev_ca
 from target_service.language_model import LmVerifier
-from tests.certificates import caller, files
+from testing.certificates import caller, files
+from testing.table_model import Table, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.models.table_runner import TableRunner

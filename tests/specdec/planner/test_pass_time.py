@@ -29,3 +29,19 @@ def test_lines_and_tables(text, rows, ms):
 def test_a_text_that_is_no_time_is_refused_by_name(text):
     with pytest.raises(ValueError, match=r"rows|MS|pass"):
         PassTime.parse(text)
+
+
+def test_measured_passes_are_a_line_each_and_may_scatter(tmp_path):
+    file = tmp_path / "curve"
+    file.write_text("64,0.030\n1 0.020\n\n1 0.022\n32 0.020\n")
+    curve = PassTime.read(str(file))
+    assert [curve.seconds(rows) for rows in (1, 32, 48, 64)] == pytest.approx([0.021, 0.021, 0.0255, 0.030])
+
+
+@pytest.mark.parametrize("text", ["", "rows seconds", "1 2 3", "1 -0.1"])
+def test_a_file_that_has_no_passes_is_refused(tmp_path, text):
+    file = tmp_path / "curve"
+    file.write_text(text)
+    for name in (file, tmp_path / "missing"):
+        with pytest.raises(ValueError, match=r"ROWS SECONDS|pass"):
+            PassTime.read(str(name))

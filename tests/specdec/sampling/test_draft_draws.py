@@ -36,7 +36,7 @@ def drafted(seed: int, num_sequences: int, num_nodes: int) -> list[DraftSequence
         ids = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 2000)))
         sampling = SamplingParams(rng.choice([0.3, 1.0, 2.0]), top_k=rng.choice([0, 2, 50]), top_p=rng.choice([1, 0.9]))
         spec = SequenceSpec(ids, 1, sampling, rng.getrandbits(64), rng.choice([Method.TOKEN, Method.BLOCK]))
-        sequences.append(DraftSequence(spec, list(ids), memory=Memory(spec)))
+        sequences.append(DraftSequence(spec, list(ids), state=Memory(spec)))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_nodes):
         dtype = rng.choice([torch.float32, torch.bfloat16])

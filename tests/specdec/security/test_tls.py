@@ -13,7 +13,7 @@ from cryptography import x509
 from specdec.core.settings import ServiceSettings
 from specdec.security import dev_ca as certificates
 from specdec.security.tls import Tls, of
-from tests.certificates import caller, files
+from testing.certificates import caller, files
 
 
 @pytest.fixture(scope="module")

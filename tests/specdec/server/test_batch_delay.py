@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.control.simulation import Place, Run, fixed, tokens_per_s
 from orchestrator.control.controller import Fixed
 from specdec.server.batch_delay import BatchDelay
+from testing.round_simulation import Place, Run, fixed, tokens_per_s
 
 
 def measured(

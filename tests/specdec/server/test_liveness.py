@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.chaos.lab import Lab, Process, load_of
-from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import PassFailed
 from specdec.server.liveness import RESTART_STATUS
 from specdec.transport import rpc
@@ -21,7 +19,10 @@ from specdec.transport.rpc import LIVENESS
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.server import SERVICE
 from target_service.verifier import Job
-from tests.contract.raw import PATIENCE_S, Raw, Service, after, round_, target, target_open
+from testing.lab import Lab, Process, load_of
+from testing.patience import PATIENCE_S
+from testing.raw import Raw, Service, after, round_, target, target_open
+from testing.table_model import Table, TableVerifier
 
 POISON = 7
 """A token that hangs a pass."""
@@ -89,13 +90,11 @@ async def test_a_pass_that_was_only_slow_makes_its_service_ready_again() -> None
 async def test_an_idle_service_has_not_hung() -> None:
     async with target(Held(), hung_pass_s=0.1) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         for _ in range(6):
             await asyncio.sleep(0.05)
             assert [await says(service, name) for name in ("", LIVENESS)] == ["SERVING"] * 2
-        await stream.send(rounds=[round_(1, 1, 4)])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4))).round == 1
 
 
 async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_does_is_not() -> None:
@@ -104,8 +103,7 @@ async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_doe
         stream = service.stream()
         for sequence in range(1, 40):  # four failures, then a pass that is made, and so on
             verifier.raises = sequence % 5 != 0
-            await stream.send(opens=[target_open(sequence)])
-            await stream.answer(sequence)
+            await stream.ask(target_open(sequence))
         assert await says(service, LIVENESS) == "SERVING"
         verifier.raises = True
         for sequence in range(40, 48):
@@ -150,7 +148,7 @@ async def test_a_model_thread_that_died_is_given_up() -> None:
 @asynccontextmanager
 async def started(make: Callable[..., Process], *flags: str) -> AsyncIterator[tuple[Process, Raw]]:
     """A target in a process, and a stream to it."""
-    process = make("bench.models.table_service target", *flags)
+    process = make("testing.table_service target", *flags)
     await process.start()
     await process.healthy()
     async with rpc.channel(process.address) as channel:
@@ -168,8 +166,7 @@ async def stopped_for_a_while_it_goes_on(make: Callable[..., Process]) -> None:
         process.thaw()
         base = (await stream.answer(1)).base + 1
         for number in range(1, 6):
-            await stream.send(rounds=[round_(1, number, base)])
-            base = after(base, await stream.answer(1))
+            base = after(base, await stream.ask(round_(1, number, base)))
         assert process.returncode is None
 
 

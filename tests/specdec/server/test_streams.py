@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.codec import DraftCodec
 from draft_service.engine import DraftEngine
 from specdec.core.errors import Draining, PassFailed, from_status
@@ -18,6 +17,7 @@ from specdec.transport.wire import write_spec
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
+from testing.table_model import Table, TableDrafter, TableVerifier
 
 PATIENCE_S = 10.0
 TABLE = Table()
@@ -118,12 +118,12 @@ async def test_a_large_frame_leaves_other_tasks_their_turn(server):
 
 
 async def test_a_stream_that_ends_within_its_opens_leaves_nothing_behind():
-    held: set[int] = set()
+    paused: set[int] = set()
 
     class Engine(DraftEngine):
-        def hold(self, stream: int, is_held: bool) -> None:
-            (held.add if is_held else held.discard)(stream)
-            super().hold(stream, is_held)
+        def pause(self, stream: int, is_paused: bool) -> None:
+            (paused.add if is_paused else paused.discard)(stream)
+            super().pause(stream, is_paused)
 
     drafter = TableDrafter(TABLE)
     server = StreamServer(Engine(drafter), DraftCodec(drafter.info), "draft")
@@ -145,7 +145,7 @@ async def test_a_stream_that_ends_within_its_opens_leaves_nothing_behind():
     for _ in range(10):
         await asyncio.sleep(0)
     await server.stop()
-    assert not held
+    assert not paused
     assert (server.load.open_streams, server.load.live_sequences) == (0, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
-from specdec.speculation.acceptance import best_chances
+from specdec.speculation.cost import tree_chances
 from specdec.speculation.tree_growth import Frontier, Open
 from tests.specdec.core.trees import OF_RANKS, chances_by_hand, trees
 
@@ -117,5 +117,5 @@ def test_the_best_chances_are_those_of_the_nodes_that_would_be_grown():
         grown.append(each.chance)
         tree = below(tree, each.parent)
         frontier.grow(tree)
-    assert list(itertools.islice(best_chances(OF_RANKS), 20)) == pytest.approx(grown)
+    assert list(itertools.islice(tree_chances(OF_RANKS), 20)) == pytest.approx(grown)
     assert grown == sorted(grown, reverse=True)

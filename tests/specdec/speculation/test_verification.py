@@ -170,6 +170,7 @@ def test_a_vanishing_draft_probability_does_not_revive_a_dead_path(verify):
     assert row.tolist() == [0.0, 1.0]
 
 
+@pytest.mark.slow
 @BOTH
 def test_drawn_with_keyed_noise_the_first_token_follows_the_target(verify):
     """The recipe as callers use it: draft, accept and correction from their own domains."""

@@ -227,7 +227,7 @@ def test_trouble_is_counted_from_zero_so_that_a_first_one_is_an_increase(told: T
     for name in ("specdec_replays_total", "specdec_replayed_tokens_total"):
         assert found[name][(("reason", "WATCHDOG_FIRED"),)] == 0
     losses = found["specdec_replica_losses_total"]
-    assert {dict(labels)["reason"] for labels in losses} >= {"WATCHDOG_FIRED", "SET_ASIDE", "REPLICA_LOST"}
+    assert {dict(labels)["reason"] for labels in losses} >= {"WATCHDOG_FIRED", "EJECTED", "REPLICA_LOST"}
     assert set(losses.values()) == {0}
     assert found["specdec_parked_total"] == {(): 0}
 

@@ -32,6 +32,7 @@ from specdec.telemetry.setup import JsonFormatter, context_of, traceparent
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from testing.raw import started
 from tests.checkout import ROOT
 from tests.cluster import cluster
 from tests.instruments import total
@@ -105,13 +106,9 @@ async def test_other_requests_are_traces_of_their_own_and_counted_by_their_outco
 
 
 async def test_a_request_that_fails_by_our_fault_is_marked(spans):
-    server = OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"], target_wait_s=0.1))
-    await server.start()
-    try:
+    async with started(OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"], target_wait_s=0.1))) as server:
         with pytest.raises(Exception, match="target"):
             await generate(server.port)
-    finally:
-        await server.stop()
     [span] = spans.get_finished_spans()
     assert span.attributes["outcome"] == "NoReplica"
     assert span.status.status_code is StatusCode.ERROR

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench.models.table_model import Table
 from draft_service.codec import DraftCodec
 from specdec.core.errors import PassFailed
 from specdec.core.rounds import Growth, GrowthEnd, Load, Verdict
@@ -10,6 +9,7 @@ from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.transport.framing import FRAME_BYTES
 from specdec.transport.wire import read_growth, read_verdict
 from target_service.codec import TargetCodec
+from testing.table_model import Table
 
 INFO = Table(vocab_size=152_000).info("table")
 LOAD = Load(passes=3)

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.cli.processes import is_serving
 from specdec.core.environment import PROXY, WEB_PROXIES
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
 PATIENCE_S = 20.0

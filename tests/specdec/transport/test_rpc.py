@@ -13,7 +13,6 @@ import pytest
 from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import Link
@@ -33,7 +32,9 @@ from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
 from target_service.server import SERVICE, TargetServicer, create_server
-from tests.contract.raw import round_, target, target_open
+from testing.patience import eventually
+from testing.raw import round_, target, target_open
+from testing.table_model import Table, TableVerifier
 
 HEALTH = health_pb2.HealthCheckRequest()
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -196,8 +197,7 @@ async def test_a_server_that_waits_for_long_does_not_cancel_its_reading() -> Non
         await stream.frame_where(lambda frame: frame.progress)
         assert (await stream.answer(1)).round == 0
         await asyncio.sleep(1.3 * HEARTBEAT_S)
-        await stream.send(rounds=[round_(1, 1, 4)])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4))).round == 1
 
 
 async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
@@ -218,15 +218,11 @@ async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
                 await run
 
         await one()
-        async with asyncio.timeout(PATIENCE_S):
-            while server.load.open_streams:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not server.load.open_streams)
         before = there()
         for _ in range(10):
             await one()
-        async with asyncio.timeout(PATIENCE_S):
-            while server.load.open_streams or server.load.live_sequences or there() > before:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not (server.load.open_streams or server.load.live_sequences or there() > before))
 
 
 async def test_a_deadline_is_carried_to_the_server() -> None:
@@ -332,9 +328,7 @@ async def test_a_watch_that_is_cancelled_leaves_no_task_behind() -> None:
             watch = health_pb2_grpc.HealthStub(channel).Watch(HEALTH)
             assert (await watch.read()).status == SERVING
             watch.cancel()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(asyncio.all_tasks()) > baseline:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(asyncio.all_tasks()) <= baseline)
 
 
 def test_an_orchestrator_accepts_the_largest_answer_and_not_much_more() -> None:

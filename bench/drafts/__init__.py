@@ -1,1 +1,0 @@
-"""``specdec bench drafts``: drafts of one target beside each other."""

@@ -1,0 +1,254 @@
+"""Asks contenders the same questions by turns, compares their texts, and computes their figures.
+
+Does not know how a contender answers, and how results are shown.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.harness.questions import Question
+from specdec.v1.generation_pb2 import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Prompts that are asked at the same time, each as fields of GenerateRequest. Prompt i has the seed ``seed`` + i.
+
+    ``salt``: prompts with another salt are not to be found in a cache.
+    """
+
+    prompts: Sequence[Mapping[str, Any]]
+    max_tokens: int
+    temperature: float
+    seed: int
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``stats`` are without rounds if the contender does not report them."""
+
+    token_ids: list[int]
+    text: str = ""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The answers to a request, which were there after ``seconds``."""
+
+    seconds: float
+    answers: Sequence[Answer]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def num_rounds(self) -> int:
+        return sum(answer.stats.num_rounds for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all answers together."""
+        return self.num_tokens / self.seconds
+
+
+Ask = Callable[[Request], Awaitable[Run]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """``same_as`` names a contender of the case that must give equal texts; empty: none."""
+
+    name: str
+    ask: Ask
+    same_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What all ``contenders`` are asked. The questions of one of the ``turns`` are asked at the same time.
+
+    The first contender is what the others are compared with. The first ``num_warm_ups`` turns are left out, and have
+    a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``.
+    ``prepare`` is called before each run.
+    """
+
+    name: str
+    turns: Sequence[Sequence[Question]]
+    contenders: Sequence[Contender]
+    temperature: float = 0.0
+    num_warm_ups: int = 0
+    warm_up_share: float = 1.0
+    salt: str = ""
+    prepare: Callable[[], None] = lambda: None
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.contenders) * sum(max(question.num_turns for question in questions) for questions in self.turns)
+
+
+@dataclass(slots=True)
+class Row:
+    """The runs of a contender in a case, and their figures. ``num_same`` of the texts are those of the first one."""
+
+    case: str
+    contender: str
+    runs: list[Run] = field(default_factory=list)
+    num_same: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The median of the runs."""
+        return statistics.median(run.tokens_per_s for run in self.runs)
+
+    def over(self, other: Row) -> float:
+        """The median over the turns of the ratio of speeds. The runs of a turn have the same prompts; prompts and the
+        load of the machine vary more between turns than within one."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        return statistics.median(run.tokens_per_s / base.tokens_per_s for run, base in pairs)
+
+    def over_in_all(self, other: Row) -> float:
+        """The ratio of speeds by the time of all runs together."""
+        num_tokens, base_tokens = (sum(run.num_tokens for run in row.runs) for row in (self, other))
+        seconds, base_seconds = (sum(run.seconds for run in row.runs) for row in (self, other))
+        return (num_tokens / seconds) / (base_tokens / base_seconds)
+
+    @property
+    def stats(self) -> list[SpeculationStats]:
+        return [answer.stats for run in self.runs for answer in run.answers]
+
+    def total(self, name: str) -> int:
+        """The sum of a field of the statistics."""
+        return sum(getattr(stats, name) for stats in self.stats)
+
+    def per_round(self, *names: str) -> float:
+        """The sum of fields of the statistics, per round after the prefill of a sample."""
+        return sum(map(self.total, names)) / max(1, self.total("num_rounds") - len(self.stats))
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """The mean over the runs; 0 if rounds are not reported."""
+        return statistics.fmean(run.num_tokens / max(1, run.num_rounds) * bool(run.num_rounds) for run in self.runs)
+
+    @property
+    def acceptance(self) -> float:
+        """The accepted share of draft tokens, without those of prompt lookup; 0 without draft tokens."""
+        drafted = self.total("num_draft_tokens") - self.total("num_lookup_tokens")
+        return (self.total("num_accepted_tokens") - self.total("num_accepted_lookup_tokens")) / max(1, drafted)
+
+
+@dataclass(slots=True)
+class Results:
+    """``differing`` describes each text that is not as it must be."""
+
+    rows: list[Row] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    num_compared: int = 0
+
+    @property
+    def cases(self) -> list[str]:
+        return list(dict.fromkeys(row.case for row in self.rows))
+
+    @property
+    def contenders(self) -> list[str]:
+        return list(dict.fromkeys(row.contender for row in self.rows))
+
+    def of(self, case: str) -> list[Row]:
+        return [row for row in self.rows if row.case == case]
+
+    def row(self, case: str, contender: str) -> Row:
+        """Raises KeyError if it was not measured."""
+        for row in self.rows:
+            if (row.case, row.contender) == (case, contender):
+                return row
+        raise KeyError(case, contender)
+
+    def first(self, row: Row) -> Row:
+        """The first contender of the case, which the row is compared with."""
+        return self.of(row.case)[0]
+
+
+def at_temperatures(cases: Sequence[Case], temperatures: Sequence[float]) -> list[Case]:
+    """All cases at each temperature, which their names have if there are several."""
+    several = len(temperatures) > 1
+    return [
+        replace(
+            case,
+            name=f"{case.name}, T = {temperature:g}".removeprefix(", ") if several else case.name,
+            temperature=temperature,
+            salt=f"{case.salt} at {temperature:g}",
+        )
+        for temperature in temperatures
+        for case in cases
+    ]
+
+
+async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case, Contender], None]) -> Results:
+    """Ask everything. The order of contenders rotates by one each turn. ``report`` is called after each run."""
+    results = Results()
+    for case in cases:
+        rows = [Row(case.name, contender.name) for contender in case.contenders]
+        for turn, questions in enumerate(case.turns):
+            answers: list[list[str]] = [[] for _ in questions]
+            share = case.warm_up_share if turn < case.num_warm_ups else 1.0
+            for step in range(max(question.num_turns for question in questions)):
+                asked = [index for index, question in enumerate(questions) if step < question.num_turns]
+                prompts = [questions[index].prompt_after(answers[index]) for index in asked]
+                request = Request(prompts, int(share * max_tokens), case.temperature, 1 + 1000 * turn, case.salt)
+                runs = await _by_turns(case, turn, request, report)
+                _compare(case, request, runs, results)
+                if turn >= case.num_warm_ups:
+                    _record(rows, runs)
+                for index, answer in zip(asked, runs[case.contenders[0].name].answers, strict=True):
+                    answers[index].append(answer.text)
+        results.rows += [row for row in rows if row.runs]
+    return results
+
+
+async def _by_turns(
+    case: Case, turn: int, request: Request, report: Callable[[Case, Contender], None]
+) -> dict[str, Run]:
+    first = turn % len(case.contenders)
+    runs = {}
+    for contender in [*case.contenders[first:], *case.contenders[:first]]:
+        case.prepare()
+        runs[contender.name] = await contender.ask(replace(request, salt=f"{request.salt} of {contender.name}"))
+        report(case, contender)
+    return runs
+
+
+def _compare(case: Case, request: Request, runs: Mapping[str, Run], results: Results) -> None:
+    for contender in case.contenders:
+        if not contender.same_as:
+            continue
+        pairs = zip(runs[contender.name].answers, runs[contender.same_as].answers, request.prompts, strict=True)
+        for answer, expected, prompt in pairs:
+            results.num_compared += 1
+            if not _equal(answer, expected):
+                results.differing.append(f"{case.name}, {contender.name}: {_shortened(prompt)}")
+
+
+def _equal(answer: Answer, other: Answer) -> bool:
+    """By ids if both have them: a text may have several spellings."""
+    if answer.token_ids and other.token_ids:
+        return answer.token_ids == other.token_ids
+    return answer.text == other.text
+
+
+def _shortened(prompt: Mapping[str, Any]) -> str:
+    text = prompt["chat"]["messages"][-1]["content"] if "chat" in prompt else next(iter(prompt.values()))
+    return repr(text)[:60]
+
+
+def _record(rows: Sequence[Row], runs: Mapping[str, Run]) -> None:
+    expected = runs[rows[0].contender].answers
+    for row in rows:
+        run = runs[row.contender]
+        row.runs.append(run)
+        row.num_same += sum(map(_equal, run.answers, expected))
