@@ -1,6 +1,6 @@
 """Diagnoses a deployment: asks every service, compares the answers, and explains the problems.
 
-Knows what a healthy deployment looks like from outside; does not know how services work. Changes nothing.
+It changes nothing.
 """
 
 from __future__ import annotations
@@ -156,21 +156,21 @@ async def examine(
         first,
         *await asyncio.gather(*(visit(role, address, tls) for role, address in sorted(services, reverse=True))),
     ]
-    models = [each for each in visits if each.info]
-    if len({(each.info.vocab_size, each.info.tokenizer_fingerprint) for each in models if each.info}) > 1:
-        await asyncio.gather(*(_ask_tokens(each, tls) for each in models))
+    models = [service for service in visits if service.info]
+    if len({(model.info.vocab_size, model.info.tokenizer_fingerprint) for model in models if model.info}) > 1:
+        await asyncio.gather(*(_ask_tokens(model, tls) for model in models))
     return visits, list(findings(visits))
 
 
 def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
     """All problems and notes about these services."""
-    for each in visits:
-        yield from _alone(each)
-    models = [each for each in visits if each.info]
-    targets = [each for each in models if each.role == "target"]
-    drafts = [each for each in models if each.role == "draft"]
-    replicas = [replica for each in visits for replica in each.replicas]
-    roles = {each.role for each in visits} | {replica.role for replica in replicas}
+    for service in visits:
+        yield from _alone(service)
+    models = [service for service in visits if service.info]
+    targets = [model for model in models if model.role == "target"]
+    drafts = [model for model in models if model.role == "draft"]
+    replicas = [replica for service in visits for replica in service.replicas]
+    roles = {service.role for service in visits} | {replica.role for replica in replicas}
     if "target" not in roles:
         yield Finding(True, "no target is known", "name the targets to the orchestrator (--target), or here")
     if "draft" not in roles:
@@ -187,42 +187,41 @@ def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
             yield from _pings(str(client), client.keepalive, server)
 
 
-def _alone(each: Visit) -> Iterator[Finding]:
-    if each.silence:
+def _alone(service: Visit) -> Iterator[Finding]:
+    if service.silence:
         remedy = "start it, or correct the address; look at firewalls between here and there"
-        if each.silence.startswith(_NO_CONNECTION):
+        if service.silence.startswith(_NO_CONNECTION):
             remedy = (
                 "give both sides certificates of one CA, each with its own name, and the files to this command, too"
             )
-        elif each.silence.startswith("it answers UNAUTHENTICATED"):
+        elif service.silence.startswith("it answers UNAUTHENTICATED"):
             remedy = "set SPECDEC_API_KEY"
-        elif each.proxy:
-            remedy = (
-                f"unset {each.proxy} or name the host in no_{each.proxy}, unless its proxy leads there; or {remedy}"
-            )
-        yield Finding(True, f"{each}: {each.silence}", remedy)
-    elif not each.serving:
+        elif service.proxy:
+            proxy = service.proxy
+            remedy = f"unset {proxy} or name the host in no_{proxy}, unless its proxy leads there; or {remedy}"
+        yield Finding(True, f"{service}: {service.silence}", remedy)
+    elif not service.serving:
         yield Finding(
             True,
-            f"{each} reports that it is not serving",
+            f"{service} reports that it is not serving",
             "wait if it is starting or draining, or still has no target; see its log",
         )
-    if each.barrier:
-        what = f"{each} cannot be reached through the proxy in {each.barrier}, which other gRPC clients use"
+    if service.barrier:
+        what = f"{service} cannot be reached through the proxy in {service.barrier}, which other gRPC clients use"
         yield Finding(False, what, "add its host to no_proxy (in lower case) in the environment of such clients")
-    for replica in each.replicas:
+    for replica in service.replicas:
         if not replica.ready:
             where, why = f"{replica.role} {replica.address}", f": {replica.problem}"
             if not replica.address:  # which this key does not show
                 where, why = f"a {replica.role}", ""
-            what = f"{each} does not use {where}{why}"
+            what = f"{service} does not use {where}{why}"
             yield Finding(True, what, "see the finding about that replica; the orchestrator retries automatically")
 
 
 def _one_model(targets: Sequence[Visit]) -> Iterator[Finding]:
     by_digest: dict[str, list[Visit]] = {}
-    for each in targets:
-        by_digest.setdefault(each.info.model_digest if each.info else "", []).append(each)
+    for target in targets:
+        by_digest.setdefault(target.info.model_digest if target.info else "", []).append(target)
     if len(by_digest) > 1:
         groups = [
             f"{digest[:_PREFIX]} ({members[0].info.name}, {members[0].info.dtype}) at "

@@ -1,4 +1,4 @@
-"""Chunk limits: how much is computed at once. Knows counts; does not know tensors or what is computed.
+"""Chunk limits: how much is computed at once.
 
 Callers decide how many rows wait, but they must not decide how much memory a pass takes. Work without a bound is
 therefore computed in chunks. The result of a row does not depend on the other rows of its chunk.

@@ -101,7 +101,7 @@ def split_at_commas(value: object) -> object:
     """The parts of comma-separated values, in the environment as on the command line."""
     parts = [value] if isinstance(value, str) else value
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
-        return [each.strip() for part in parts for each in part.split(",") if each.strip()]
+        return [address.strip() for part in parts for address in part.split(",") if address.strip()]
     return value
 
 

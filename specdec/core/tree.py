@@ -230,7 +230,7 @@ class TokenTree:
 
     def path_ids(self, node: int) -> tuple[int, ...]:
         """The token ids from the root down to ``node``, which is included; empty for ROOT."""
-        return self.path_ids(node)
+        return tuple(self.token_ids[above] for above in self.path(node))
 
     def since(self, num_nodes: int) -> tuple[tuple[int, ...], TokenTree]:
         """The nodes after the first ``num_nodes``: the path (token ids from the root) that all of them are below, and

@@ -1,4 +1,4 @@
-"""The paged KV cache: block tables, rollback and sharing. Knows slots and positions; does not know tensors or models.
+"""The paged KV cache: block tables, rollback and sharing. No tensors.
 
 The pool consists of blocks of ``block_size`` slots, one slot per position. A sequence's block table lists its blocks
 in order, so a rollback, or keeping one path of a verified tree, moves a few rows at most. The pool remembers the text

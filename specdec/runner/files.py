@@ -67,7 +67,7 @@ def refuse_inflated(file: Path) -> None:
     """Raises ValueError if ``file`` is a zip archive that would take far more memory than it takes on the disk."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            size = sum(each.file_size for each in archive.infolist())
+            size = sum(member.file_size for member in archive.infolist())
         if size > _MAX_INFLATION * file.stat().st_size:
             raise ValueError(f"{file} would take {size} bytes of memory, over {_MAX_INFLATION} times its own size")
 

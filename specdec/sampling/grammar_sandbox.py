@@ -1,7 +1,7 @@
 """Reads and compiles grammars of callers in other processes, before a process that others share does.
 
 A grammar is a caller's program: it may overflow the stack of its compiler, take all memory or never end. A child has
-limits for the three, and its death is an answer. Knows the forms of a grammar; does not know requests.
+limits for the three, and its death is an answer.
 """
 
 from __future__ import annotations

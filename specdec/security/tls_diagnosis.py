@@ -1,6 +1,6 @@
 """The reason why a TLS connection fails, as a readable message. gRPC's errors do not tell what the other side refused.
 
-Repeats the handshake with the standard library and translates its error; does not know the purpose of the connection.
+Repeats the handshake with the standard library and translates its error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Metrics of any process that serves: its CPU time, the lag of its event loop, and its asyncio tasks.
-
-Knows the process; does not know what it serves.
-"""
+"""Metrics of any process that serves: its CPU time, the lag of its event loop, and its asyncio tasks."""
 
 from __future__ import annotations
 

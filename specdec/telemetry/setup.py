@@ -1,6 +1,6 @@
 """Traces, metrics and logs: OpenTelemetry with the standard OTEL_* variables, and one JSON object per log line.
 
-Knows exporters and formats; does not know what is measured. Prompts and outputs are never logged.
+Prompts and outputs are never logged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def set_up(service: str, settings: ServiceSettings, scrape: Scrape | None = None
             tracing.add_span_processor(BatchSpanProcessor(span_exporter))
         trace.set_tracer_provider(tracing)
         providers.append(tracing)
-    readers: list[MetricReader] = [PeriodicExportingMetricReader(each) for each in _exporters("metrics")]
+    readers: list[MetricReader] = [PeriodicExportingMetricReader(exporter) for exporter in _exporters("metrics")]
     if settings.metrics_port is not None:
         scrape = scrape or Scrape()
         port = scrape.serve(settings.host, settings.metrics_port)

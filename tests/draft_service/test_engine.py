@@ -93,7 +93,7 @@ def test_all_that_have_budget_share_a_pass():
     engine.submit(B, Advance(1, 3, (0,), budget=budget(1)))
     assert engine.load.waiting_sequences == 2
     results = dict(rest_by_key(engine))
-    assert [len(each) for each in drafter.passes] == [2, 1, 1]
+    assert [len(pass_) for pass_ in drafter.passes] == [2, 1, 1]
     assert results[A].tree == chain(proposed([1, 2, 7], 3))
     assert results[B].tree == chain(proposed([5, 6, 0], 1))
     load = engine.load
@@ -105,7 +105,7 @@ def test_a_sequence_with_budget_goes_before_one_that_only_takes_in_a_prompt():
     engine, drafter = plain(nodes=2)
     open_plain(engine, B, [5, 6])
     rest(engine)
-    assert all(len(each) == 1 for each in drafter.passes)
+    assert all(len(pass_) == 1 for pass_ in drafter.passes)
     assert drafter.learnt == [[[5, 6]]]
 
 
@@ -153,7 +153,7 @@ def test_several_advances_before_a_step_are_merged_and_each_answered():
         (3, GrowthEnd.BUDGET),
     ]
     assert results[-1].tree == chain(proposed([1, 2, 7, 0, 6], 2))
-    assert all(ids == [1, 2, 7, 0, 6] for each in drafter.passes for ids, _ in each)
+    assert all(ids == [1, 2, 7, 0, 6] for pass_ in drafter.passes for ids, _ in pass_)
 
 
 def test_growing_ahead_is_refused_by_name():
@@ -174,7 +174,7 @@ def test_the_context_ends_the_growth_and_no_row_is_fed_beyond_it():
     assert growth.end is GrowthEnd.CONTEXT
     # Positions base .. CONTEXT: the last is predicted by the row at CONTEXT - 1.
     assert len(growth.tree) == 3
-    assert max(len(ids) + len(tree) for each in drafter.passes for ids, tree in each) == CONTEXT
+    assert max(len(ids) + len(tree) for pass_ in drafter.passes for ids, tree in pass_) == CONTEXT
 
 
 def test_a_text_beyond_the_context_has_no_draft_but_is_no_error():

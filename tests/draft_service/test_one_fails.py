@@ -48,7 +48,7 @@ def of_guilty(transforms: Transforms, *_: Any, **options: Any) -> bool:
 
 
 def of_guilty_text(runner: TableRunner, segments: Any) -> bool:
-    firsts = [runner._slot(each, 0) for each in segments if each.num_context]
+    firsts = [runner._slot(segment, 0) for segment in segments if segment.num_context]
     return GUILTY.sequence in [runner._token_of_slot[slot] for slot in firsts]
 
 
@@ -114,7 +114,7 @@ def test_what_raises_for_one_sequence_ends_that_one(
     monkeypatch.setattr(drafter, "grow", lambda sequences: [is_open.append(True), grow(sequences)][1])
     found = grown(drafter, [0, 1, 2, 3], ahead, methods)
     assert type(found.pop(GUILTY)[-1]) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
-    assert {key: trees(each) for key, each in found.items()} == {key: trees(each) for key, each in alone.items()}
+    assert {key: trees(item) for key, item in found.items()} == {key: trees(each) for key, each in alone.items()}
 
 
 def trees(growths: list[Any]) -> list[Any]:

@@ -51,7 +51,7 @@ def pieces() -> Tokenizer:
     """As of Llama 2: words begin with a metaspace, a text with <s>, and what is missing falls back to bytes."""
     byte_tokens = {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
     letters = "▁abcdefghijklmnopqrstuvwxyz()=:.\n"
-    vocab = {"<unk>": 0, "<s>": 1, **byte_tokens, **{each: 258 + place for place, each in enumerate(letters)}}
+    vocab = {"<unk>": 0, "<s>": 1, **byte_tokens, **{letter: 258 + place for place, letter in enumerate(letters)}}
     merges = [("r", "e"), ("▁", "x"), ("▁", "▁"), ("a", "b"), ("f", "(")]
     vocab |= {left + right: len(vocab) + place for place, (left, right) in enumerate(merges)}
     found = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))

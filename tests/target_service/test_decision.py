@@ -174,9 +174,9 @@ def _record(monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int]) -> Non
     """Add to ``sizes`` how many numbers each call of this function is given."""
     function = resolve_name(name)
 
-    def recorded(rows: torch.Tensor, *rest: Any) -> Any:
+    def recorded(rows: torch.Tensor, *rest: Any, **options: Any) -> Any:
         sizes.append(rows.numel())
-        return function(rows, *rest)
+        return function(rows, *rest, **options)
 
     monkeypatch.setattr(name, recorded)
 

@@ -39,7 +39,7 @@ def visit(role: str, address: str, keepalive_ms: int = 2000, min_ping_interval_m
 
 
 def wrong(found: list[Finding]) -> list[str]:
-    return [each.what for each in found if each.wrong]
+    return [item.what for item in found if item.wrong]
 
 
 def rendered(visits: list[Visit]) -> str:
@@ -91,9 +91,9 @@ async def test_a_difference_between_services_is_named_on_both_sides() -> None:
     vocabularies = [what for what in said if "cannot draw" in what]
     assert len(vocabularies) == 2
     assert all(draft in what and "of 32 tokens" in what and "of 64" in what for what in vocabularies)
-    wrong_contexts = {each.wrong for each in found if "context of 256" in each.what}
+    wrong_contexts = {item.wrong for item in found if "context of 256" in item.what}
     assert wrong_contexts == {False}, "it works, for shorter texts"
-    assert all(each.remedy for each in found)
+    assert all(item.remedy for item in found)
     assert doctor_report.as_dict(visits, found)["ok"] is False
 
 
@@ -207,5 +207,5 @@ async def test_to_an_ordinary_key_a_healthy_deployment_has_no_fault(tmp_path) ->
     file.write_text(line)
     async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)], api_keys_file=str(file)) as running:
         _, found = await examine(f"127.0.0.1:{running.orchestrator.port}", api_key=token.strip())
-    assert [each.what for each in found] == ["this API key does not show where the replicas are"]
+    assert [item.what for item in found] == ["this API key does not show where the replicas are"]
     assert not wrong(found)

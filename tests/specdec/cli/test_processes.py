@@ -216,7 +216,7 @@ async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pyte
     """A tokenizer of another commit than the target's may have other ids."""
     told = without_processes(monkeypatch)
     async with processes.deployment("someone/large", "someone/small", revisions={"target": "v1", "draft": "v2"}):
-        revisions = {module: [each for each in flags if "revision" in each] for module, flags in told.items()}
+        revisions = {module: [flag for flag in flags if "revision" in flag] for module, flags in told.items()}
         assert revisions == {
             "target_service": ["--revision=v1"],
             "draft_service": ["--revision=v2"],

@@ -98,7 +98,7 @@ async def test_generate_and_doctor_with_certificates_and_a_key(made: Path, tmp_p
         assert (await called(*request, SPECDEC_API_KEY=token))[0] == 1, "in the clear"
 
         _, found = await examine(address, tls=caller(made, "operator"), api_key=token)
-        assert not [each for each in found if each.wrong]
+        assert not [item for item in found if item.wrong]
         _, found = await examine(address, tls=caller(made, "operator"))
         assert "it answers UNAUTHENTICATED" in found[0].what
         assert found[0].remedy == "set SPECDEC_API_KEY"

@@ -62,7 +62,7 @@ def shard(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     shards = {f"model-{number}-of-2.safetensors": sorted(weights)[number::2] for number in range(2)}
     for name, names in shards.items():
-        save_file({each: weights[each] for each in names}, directory / name, {"format": "pt"})
+        save_file({name: weights[name] for name in names}, directory / name, {"format": "pt"})
     weight_map = {each: name for name, names in shards.items() for each in names}
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

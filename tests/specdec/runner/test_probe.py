@@ -93,13 +93,13 @@ def test_wrong_trees_and_positions_are_found(monkeypatch, mistake):
         def __init__(self, segments, block_size):
             wrong = [
                 Segment(
-                    each.token_ids,
-                    range(-1, len(each.token_ids) - 1) if mistake == "parents" else each.parents,
-                    max(0, each.num_context - (mistake == "num_context")),
-                    each.block_table,
-                    each.logit_rows,
+                    segment.token_ids,
+                    range(-1, len(segment.token_ids) - 1) if mistake == "parents" else segment.parents,
+                    max(0, segment.num_context - (mistake == "num_context")),
+                    segment.block_table,
+                    segment.logit_rows,
                 )
-                for each in segments
+                for segment in segments
             ]
             super().__init__(wrong, block_size)
 
@@ -124,7 +124,7 @@ def longrope(layer_type: str | None) -> hf.PreTrainedConfig:
     long |= dict(short_factor=[1.0] * 8, long_factor=[1.5 + i for i in range(8)])
     if layer_type is None:
         return hf.Phi3Config(**GQA, rope_parameters=long, original_max_position_embeddings=CONTEXT // 2)
-    ropes = {each: dict(rope_type="default", rope_theta=1e4) for each in LAYERS} | {layer_type: long}
+    ropes = {layer: dict(rope_type="default", rope_theta=1e4) for layer in LAYERS} | {layer_type: long}
     return hf.Gemma3TextConfig(**GQA, head_dim=16, layer_types=LAYERS, rope_parameters=ropes)
 
 

@@ -60,7 +60,7 @@ def sent(tree: TokenTree) -> TokenTree:
 @pytest.mark.parametrize("seed", range(8))
 def test_what_a_draft_draws_is_believed(seed: int) -> None:
     sequences = drafted(seed, num_sequences=24, num_nodes=6)
-    trees, keys = [sent(each.tree) for each in sequences], [root(each) for each in sequences]
+    trees, keys = [sent(sequence.tree) for sequence in sequences], [root(sequence) for sequence in sequences]
     assert drawn_as_said(trees, keys) == [True] * 24
     for tree, key in zip(trees, keys, strict=True):
         assert drawn_as_said([tree], [key]) == [True]
@@ -81,7 +81,7 @@ def test_no_other_token_is_believed() -> None:
 
 def test_a_lie_is_found_in_the_chain_that_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = drafted(10, num_sequences=16, num_nodes=5)
-    trees, keys = [each.tree for each in sequences], [root(each) for each in sequences]
+    trees, keys = [sequence.tree for sequence in sequences], [root(sequence) for sequence in sequences]
     lie = SparseDistribution((7, 8), (2.0**-24, 1.0))
     trees[3] = TokenTree.chain([*trees[3].token_ids[:4], 7], [*trees[3].draft_probs[:4], lie])
     trees[5] = TokenTree.chain([1, 2, 3])  # certain: nothing was drawn

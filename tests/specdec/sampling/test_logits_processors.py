@@ -134,7 +134,7 @@ def test_what_is_sent_to_the_device_does_not_grow_with_rows_times_tokens(monkeyp
     def recorded(*arguments):
         nonlocal num_numbers
         tensors = joined(*arguments)
-        num_numbers += sum(each.numel() for each in tensors)
+        num_numbers += sum(tensor.numel() for tensor in tensors)
         return tensors
 
     monkeypatch.setattr(transforms, "_joined", recorded)

@@ -44,7 +44,9 @@ class Collector(trace_grpc.TraceServiceServicer, metrics_grpc.MetricsServiceServ
 
 
 def attributes(holder: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes}
+    return {
+        attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value")) for attribute in holder.attributes
+    }
 
 
 @dataclass
@@ -113,20 +115,20 @@ def test_one_request_is_one_trace_over_three_services_with_every_round_and_its_s
 
     rounds = [attributes(event) for event in request.events if event.name == "round"]
     assert len(rounds) == speculation.num_rounds
-    assert [each["base"] for each in rounds] == sorted({each["base"] for each in rounds}), "each once, in order"
+    assert [round["base"] for round in rounds] == sorted({round["base"] for round in rounds}), "each once, in order"
     assert rounds[0]["open_us"] >= 1000
-    drafted = [each for each in rounds if "num_draft_tokens" in each]
+    drafted = [round for round in rounds if "num_draft_tokens" in round]
     assert len(drafted) == speculation.num_drafts > 0
     assert all(each.keys() >= {"draft_us", "network_us", "pass_us", "orchestrator_us"} for each in drafted)
     assert all(each["pass_us"] >= 1000 for each in drafted), "a pass sleeps for a millisecond"
-    assert sum(each.get("num_accepted_tokens", 0) for each in rounds) == speculation.num_accepted_tokens
+    assert sum(round.get("num_accepted_tokens", 0) for round in rounds) == speculation.num_accepted_tokens
     lasted_us = (request.end_time_unix_nano - request.start_time_unix_nano) / 1e3
-    assert sum(each.get(f"{part}_us", 0) for each in rounds for part in ROUND_PARTS) <= lasted_us
+    assert sum(round.get(f"{part}_us", 0) for round in rounds for part in ROUND_PARTS) <= lasted_us
 
     verdicts = [attributes(event) for event in target.events if event.name == "verdict"]
     for name in ("round", "base"):
-        assert [each[name] for each in verdicts] == [each[name] for each in rounds]
-    assert all({"queue_us", "pass_us", "sample_us", "rows"} <= each.keys() for each in verdicts)
+        assert [verdict[name] for verdict in verdicts] == [round[name] for round in rounds]
+    assert all({"queue_us", "pass_us", "sample_us", "rows"} <= verdict.keys() for verdict in verdicts)
     growths = [attributes(event) for event in draft.events if event.name == "growth"]
     assert len(growths) >= speculation.num_drafts
 
@@ -143,9 +145,9 @@ def test_metrics_go_to_otlp_and_to_prometheus_alike(told: Told) -> None:
 def test_speculation_is_counted_in_the_shape_of_vllm_as_clients_are_told(told: Told) -> None:
     found = told.metrics("orchestrator")
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-        assert found[f"vllm:spec_decode_{name}_total"] == {(): sum(getattr(each, name) for each in told.stats)}, name
+        assert found[f"vllm:spec_decode_{name}_total"] == {(): sum(getattr(stat, name) for stat in told.stats)}, name
     for depth in range(3):
-        accepted = sum(sum(each.num_accepted_tokens_per_pos[depth : depth + 1]) for each in told.stats)
+        accepted = sum(sum(stat.num_accepted_tokens_per_pos[depth : depth + 1]) for stat in told.stats)
         assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"][(("position", str(depth)),)] == accepted
     assert not [name for name in found if name.startswith("spec_decode")]
 
@@ -153,9 +155,9 @@ def test_speculation_is_counted_in_the_shape_of_vllm_as_clients_are_told(told: T
 def test_every_round_is_counted_once_with_its_kind_its_tokens_and_its_time(told: Told) -> None:
     found = told.metrics("orchestrator")
     rounds = found["specdec_rounds_total"]
-    assert sum(rounds.values()) == sum(each.num_rounds for each in told.stats)
+    assert sum(rounds.values()) == sum(stat.num_rounds for stat in told.stats)
     assert rounds[(("kind", "open"),)] == 4
-    assert rounds[(("kind", "speculative"),)] == sum(each.num_drafts for each in told.stats)
+    assert rounds[(("kind", "speculative"),)] == sum(stat.num_drafts for stat in told.stats)
     assert rounds[(("kind", "plain"),)] >= 19, "one of the requests had no draft tokens"
     assert 440 <= sum(found["specdec_round_tokens_total"].values()) <= 440 + 4 * 3, "a last round may bring too much"
     parts = found["specdec_round_time_seconds_total"]
@@ -179,9 +181,9 @@ def test_requests_have_histograms_with_buckets_below_ten_milliseconds(told: Told
 def test_a_draft_is_known_by_what_became_of_its_tokens(told: Told) -> None:
     found = told.metrics("orchestrator")
     [(labels, verified)] = found["specdec_draft_tokens_total"].items()
-    assert verified == sum(each.num_draft_tokens for each in told.stats)
+    assert verified == sum(stat.num_draft_tokens for stat in told.stats)
     accepted, drafts = (
-        sum(getattr(each, name) for each in told.stats) for name in ("num_accepted_tokens", "num_drafts")
+        sum(getattr(stat, name) for stat in told.stats) for name in ("num_accepted_tokens", "num_drafts")
     )
     assert found["specdec_draft_accepted_tokens_total"] == {labels: accepted}
     assert found["specdec_draft_rounds_total"] == {labels: drafts}

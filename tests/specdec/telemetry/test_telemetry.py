@@ -196,7 +196,7 @@ async def test_concurrent_scrapes_come_one_after_the_other_because_they_would_ta
             return str(response.read().decode())
 
     found = await asyncio.gather(*(asyncio.to_thread(text) for _ in range(4)))
-    assert [samples(each)["one"] for each in found] == [{(): 7}] * 4
+    assert [samples(item)["one"] for item in found] == [{(): 7}] * 4
     provider.shutdown()
 
 
@@ -257,9 +257,9 @@ def chosen(monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         exporters = telemetry._exporters(signal)
-        for each in exporters:
-            each.shutdown()
-        return [type(each).__name__ for each in exporters]
+        for exporter in exporters:
+            exporter.shutdown()
+        return [type(exporter).__name__ for exporter in exporters]
 
     return choose
 

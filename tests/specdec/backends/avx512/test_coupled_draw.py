@@ -81,7 +81,7 @@ def test_runners_up_are_those_of_torch(vocab_size: int) -> None:
     rng = random.Random(vocab_size)
     for _ in range(60):
         logits = some_logits(rng, rng.randint(1, 4), vocab_size, torch.float32)
-        draws = [Draw(SamplingParams(each.sampling.temperature), *each[1:]) for each in some_draws(rng, len(logits))]
+        draws = [Draw(SamplingParams(draw.sampling.temperature), *draw[1:]) for draw in some_draws(rng, len(logits))]
         count = min(vocab_size, rng.choice([1, 2, 8]))
         keys = [Key(draw.seed, draw.position) for draw in draws]
         noise = PassNoise(keys, vocab_size, logits.device, KeptRows())

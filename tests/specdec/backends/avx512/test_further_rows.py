@@ -56,8 +56,8 @@ def one_by_one(
     found: list[list[Any]] = [[] for _ in caches]
     for number in range(1, num + 1):
         outputs = runner.forward([segment_of(cache, [token]) for cache, token in zip(caches, tokens, strict=True)])
-        for each, token, output, cache in zip(found, tokens, outputs, caches, strict=True):
-            each.append((token, output.logits[0]))
+        for item, token, output, cache in zip(found, tokens, outputs, caches, strict=True):
+            item.append((token, output.logits[0]))
             cache.keep([0])
         tokens = drawn(outputs, draws, number)
     return found
@@ -85,7 +85,7 @@ def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, t
     at_once, stepwise = ([runner.new_cache(salt) for _ in texts] for salt in (b"a", b"b"))
     with threads_for_passes(threads):
         segments = [asked(c, ids, 6, only_last=i == 0) for i, (c, ids) in enumerate(zip(at_once, texts, strict=True))]
-        outputs = runner.forward([replace(each, draw=draw) for each, draw in zip(segments, draws, strict=True)])
+        outputs = runner.forward([replace(segment, draw=draw) for segment, draw in zip(segments, draws, strict=True)])
         if not outputs[0].further:
             pytest.skip("not on this CPU, or not built")
         first = runner.forward([segment_of(c, ids) for c, ids in zip(stepwise, texts, strict=True)])

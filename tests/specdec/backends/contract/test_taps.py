@@ -47,7 +47,7 @@ def passes(runner: ModelRunner) -> tuple[list[list[int]], list[Segment]]:
 def told(model: Any, texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """By transformers: the rows of all texts at each boundary."""
     states = [model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states for ids in texts]
-    return [torch.cat([each[boundary][0] for each in states]) for boundary in EVERY]
+    return [torch.cat([state[boundary][0] for state in states]) for boundary in EVERY]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
