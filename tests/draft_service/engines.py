@@ -135,6 +135,6 @@ def check_proposed(sampling: SamplingParams, ids: list[int], tree: TokenTree, al
     it has grown them all."""
     text = [[], *paths(tree)]
     for node in range(ROOT, len(tree)):
-        if found := children(tree, node):
+        if present := children(tree, node):
             after = ranked(sampling, [*ids, *text[node + 1]])
-            assert found[: None if all_grown else 1] == after[: len(found) if all_grown else 1]
+            assert present[: None if all_grown else 1] == after[: len(present) if all_grown else 1]

@@ -56,11 +56,11 @@ def test_a_sequence_without_room_in_a_pass_is_in_the_next_one(monkeypatch):
     assert len(drafter.passes) == 6
 
 
-@pytest.mark.parametrize(("method", "most"), [(Method.COUPLED, 1024), (Method.BLOCK, 64)])
-def test_no_budget_is_larger_than_a_peer_accepts(method, most):
+@pytest.mark.parametrize(("method", "num_granted"), [(Method.COUPLED, 1024), (Method.BLOCK, 64)])
+def test_no_budget_is_larger_than_a_peer_accepts(method, num_granted):
     spec = SequenceSpec((1, 2), 2, SamplingParams(1.0), 0, method)
     asked = Budget(max_nodes=1 << 32 - 1, max_depth=1 << 32 - 1)
-    assert granted(spec, asked, TABLE.info("table-draft")).max_nodes == most
+    assert granted(spec, asked, TABLE.info("table-draft")).max_nodes == num_granted
 
 
 def test_a_drafter_that_grows_a_level_of_several_nodes_keeps_to_the_budget():

@@ -57,7 +57,7 @@ SAMPLING += [(SamplingState, "draw", lambda state, _: state.spec.seed == SEED)]
 PLACES = [
     *((make, *place) for make in (language_model, on_vllm) for place in SAMPLING),
     (language_model, TableRunner, "forward", of_guilty_text),
-    (counting, TextCounts, "take_in", lambda own, ids: GUILTY.sequence in ids),
+    (counting, TextCounts, "take_in", lambda text_counts, ids: GUILTY.sequence in ids),
     (counting, ngram_drafter, "scores_after", lambda tail, *_, count: GUILTY.sequence in tail),
 ]
 """A drafter, and a function that raises for one of its sequences."""
@@ -65,9 +65,9 @@ PLACES = [
 
 def grown(drafter: Drafter, keys: list[int], ahead: int, methods: list[Method]) -> dict[Key, list[Any]]:
     """What each sequence answers to four advances; nothing after an error."""
-    engine, found = DraftEngine(drafter), {Key(1, key): [] for key in keys}
-    bases = dict.fromkeys(found, 3)
-    for key in found:
+    engine, outcomes = DraftEngine(drafter), {Key(1, key): [] for key in keys}
+    bases = dict.fromkeys(outcomes, 3)
+    for key in outcomes:
         seed = SEED if key == GUILTY else key.sequence
         params = SamplingParams(0.8, top_k=SEED if key == GUILTY else 0, presence_penalty=0.3)
         spec = SequenceSpec((key.sequence, 2, 3), 3, params, seed, methods[key.sequence])
@@ -79,13 +79,13 @@ def grown(drafter: Drafter, keys: list[int], ahead: int, methods: list[Method]) 
             bases[key] = base + 1
         while not engine.idle:
             for key, result in engine.step():
-                found[key].append(result)
+                outcomes[key].append(result)
                 if isinstance(result, SpecdecError):
                     del bases[key]
-    for key in found:
+    for key in outcomes:
         engine.close(key)
     assert drafter.cache_use()[0] == 0
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), InvalidArgument([("x", "planted")])], ids=["any", "named"])
@@ -112,9 +112,11 @@ def test_what_raises_for_one_sequence_ends_that_one(
     grow = drafter.grow
     monkeypatch.setattr(owner, name, raising)
     monkeypatch.setattr(drafter, "grow", lambda sequences: [is_open.append(True), grow(sequences)][1])
-    found = grown(drafter, [0, 1, 2, 3], ahead, methods)
-    assert type(found.pop(GUILTY)[-1]) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
-    assert {key: trees(item) for key, item in found.items()} == {key: trees(each) for key, each in alone.items()}
+    outcomes = grown(drafter, [0, 1, 2, 3], ahead, methods)
+    assert type(outcomes.pop(GUILTY)[-1]) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
+    assert {key: trees(item) for key, item in outcomes.items()} == {
+        key: trees(expected) for key, expected in alone.items()
+    }
 
 
 def trees(growths: list[Any]) -> list[Any]:

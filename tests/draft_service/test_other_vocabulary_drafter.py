@@ -65,14 +65,14 @@ class PermutedRunner:
         for segment in segments:
             segment.token_ids[:] = [int(self._order[token]) for token in segment.token_ids]
             self.num_rows += len(segment.token_ids)
-        found = []
+        served = []
         for outputs in self._inner.forward(segments):
             logits = outputs.logits[:, self._order]
             if self._spoils is not None:
                 logits = torch.full_like(logits, self._spoils) if self._spoils else torch.randn_like(logits)
             sound = torch.ones(len(logits), dtype=torch.bool)
-            found.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist()).as_one())
-        return found
+            served.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist()).as_one())
+        return served
 
 
 def drafter(translation: Translation, one_by_one: bool, spoils: float | None = None) -> OtherVocabularyDrafter:
@@ -203,11 +203,11 @@ async def test_the_text_is_the_targets(translation: Translation, one_by_one: boo
         return {"presence_penalty": 0.5, "logit_bias": {5: 2.0}} if number % 5 == 0 else {}
 
     verifier, other = LmVerifier(load("target", "float32")), drafter(translation, one_by_one, spoils)
-    async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as found:
-        proposed, accepted = await equal_texts(found, PROMPTS, 0.3, more)
+    async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as served:
+        proposed, accepted = await equal_texts(served, PROMPTS, 0.3, more)
         # A random draft has next to nothing accepted.
         assert spoils is not None or accepted > 0.1 * proposed > 10
-        await found.settled()
+        await served.settled()
 
 
 async def short_prompts_are_answered(backend: str, num: int) -> None:
@@ -215,22 +215,22 @@ async def short_prompts_are_answered(backend: str, num: int) -> None:
     rng, together = random.Random(1), asyncio.Semaphore(16)
     drawn = [[rng.randrange(1, 4096) for _ in range(rng.randint(1, 8))] for _ in range(num)]
     verifier, other = LmVerifier(load("target", "float32", backend=backend)), of_short_tokens(backend)
-    async with cluster([verifier], [other], tokenizer=str(TARGET)) as found:
+    async with cluster([verifier], [other], tokenizer=str(TARGET)) as served:
 
         async def one(number: int, prompt: list[int]) -> tuple[int, int]:
             asked = {"token_ids": {"token_ids": prompt}, "seed": number, "max_tokens": 8}
             asked["temperature"] = 0.4 + number % 5 / 4
             async with together:
-                [sample] = await found.client.generate(**asked, num_draft_tokens=1 + number % 4)
-                [alone] = await found.client.generate(**asked, num_draft_tokens=0)
+                [sample] = await served.client.generate(**asked, num_draft_tokens=1 + number % 4)
+                [alone] = await served.client.generate(**asked, num_draft_tokens=0)
             assert sample.token_ids == alone.token_ids
             stats = sample.finish.speculation
             return stats.num_draft_tokens, stats.num_accepted_tokens
 
-        counts = await asyncio.gather(*(one(*each) for each in enumerate(drawn)))
+        counts = await asyncio.gather(*(one(*pair) for pair in enumerate(drawn)))
         assert all(proposed for proposed, _ in counts)
         assert sum(accepted for _, accepted in counts)
-        await found.settled()
+        await served.settled()
 
 
 @pytest.mark.slow
@@ -247,8 +247,8 @@ async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
     asked = {"text": "x = ", "seed": 1, "max_tokens": 12, "regex": "[0-9]{1,6}"}
     async with cluster(
         [LmVerifier(runner, None, runner.grammars)], [drafter(translation, True)], tokenizer=str(TARGET)
-    ) as found:
-        texts = [(await found.client.generate(**asked, num_draft_tokens=number))[0].text for number in (0, 3)]
+    ) as served:
+        texts = [(await served.client.generate(**asked, num_draft_tokens=number))[0].text for number in (0, 3)]
     assert texts[0] == texts[1]
     assert texts[0].isdigit()
 
@@ -256,9 +256,9 @@ async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
 @pytest.mark.slow
 async def test_methods_that_correct_for_the_draft_are_served(translation: Translation) -> None:
     verifier = LmVerifier(load("target", "float32"))
-    async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as found:
+    async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as served:
         for method in ("VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"):
-            [sample] = await found.client.generate(
+            [sample] = await served.client.generate(
                 text="for i in range(", seed=1, max_tokens=60, num_draft_tokens=3, verification=method
             )
             assert sample.finish.speculation.num_accepted_tokens
@@ -269,15 +269,19 @@ async def test_methods_that_correct_for_the_draft_are_served(translation: Transl
 
 def test_less_than_half_of_the_vocabulary_is_refused_with_the_share(target: ByteVocabulary) -> None:
     runner: Any = PermutedRunner(load("draft", "float32"))
-    vocab = {chr(0x4E00 + place): place for place in range(60)} | {each: 60 + ord(each) - 97 for each in "abcdefgh"}
+    vocab = {chr(0x4E00 + place): place for place in range(60)} | {pair: 60 + ord(pair) - 97 for pair in "abcdefgh"}
     other = Translation(ByteVocabulary(Tokenizer(models.BPE(vocab, [])), 68, ()), target)
     with pytest.raises(ValueError, match="the target has 12% of the tokens of permuted, and 50% are needed"):
         OtherVocabularyDrafter(runner, other, vocabulary_of(TARGET))
 
 
 def test_it_tells_the_targets_vocabulary_and_no_trees(translation: Translation) -> None:
-    info, told = drafter(translation, True).info, vocabulary_of(TARGET)
-    assert (info.vocab_size, info.tokenizer_fingerprint, info.tokens) == (4096, told.tokenizer_fingerprint, told.tokens)
+    info, target_info = drafter(translation, True).info, vocabulary_of(TARGET)
+    assert (info.vocab_size, info.tokenizer_fingerprint, info.tokens) == (
+        4096,
+        target_info.tokenizer_fingerprint,
+        target_info.tokens,
+    )
     assert info.eos_token_ids == (0,)
     assert not {AHEAD, SIBLINGS} & {*info.capabilities}
 

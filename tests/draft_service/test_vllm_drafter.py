@@ -54,31 +54,31 @@ def grow(drafter: Drafter, sequences: Sequence[DraftSequence]) -> None:
 
 def proposals(drafter: Drafter) -> list[TokenTree]:
     """Over rounds of which some are learnt only, or commit more than a pass takes in."""
-    rng, found = random.Random(5), []
+    rng, outcomes = random.Random(5), []
     sequences = opened(drafter)
     for _ in range(30):
         chosen = [sequence for sequence in sequences if rng.random() < 0.7]
         if rng.random() < 0.3:
             todo = chosen
             while todo:
-                todo = [each for each, done in zip(todo, drafter.learn(todo), strict=True) if done is not True]
+                todo = [waiting for waiting, done in zip(todo, drafter.learn(todo), strict=True) if done is not True]
         for sequence in chosen:
             # Sometimes a tree is in flight already, and some of it is wrong.
             flying = rng.choices(range(12), k=rng.choice([0, 0, 2])) if sequence.spec.keyed_by_token else []
             sequence.tree = TokenTree.chain(flying)
         for _ in range(rng.randrange(4)):
             grow(drafter, chosen)
-        found += [sequence.tree for sequence in chosen]
+        outcomes += [sequence.tree for sequence in chosen]
         for sequence in chosen:
             if sequence.spec.keyed_by_token and rng.random() < 0.3:  # the same place again, with more guesses
                 sequence.num_candidates, sequence.tree = 1 + sequence.num_candidates % 3, TokenTree()
                 grow(drafter, [sequence])
-                found.append(sequence.tree)
+                outcomes.append(sequence.tree)
         for sequence in chosen:
             accepted = sequence.tree.token_ids[: rng.randrange(4)]
             sequence.ids += [*accepted, *(rng.randrange(12) for _ in range(rng.choice([1, 1, 1, 11])))]
             sequence.tree = TokenTree()
-    return found
+    return outcomes
 
 
 def test_a_draft_on_vllm_proposes_what_one_on_our_own_engine_does() -> None:

@@ -41,10 +41,10 @@ def other_tokenizer(num_merges: int | None = None) -> Tokenizer:
     vocab = {token: place[old] for token, old in plain.get_vocab().items() if token != "<|endoftext|>"}
     vocab["</s>"] = place[0]
     merges = [tuple(pair) for pair in json.loads(plain.to_str())["model"]["merges"]]
-    found = Tokenizer(models.BPE(vocab, merges[:num_merges]))
-    found.pre_tokenizer, found.decoder = plain.pre_tokenizer, plain.decoder
-    found.add_special_tokens([AddedToken("</s>", special=True)])
-    return found
+    built = Tokenizer(models.BPE(vocab, merges[:num_merges]))
+    built.pre_tokenizer, built.decoder = plain.pre_tokenizer, plain.decoder
+    built.add_special_tokens([AddedToken("</s>", special=True)])
+    return built
 
 
 def pieces() -> Tokenizer:
@@ -54,19 +54,19 @@ def pieces() -> Tokenizer:
     vocab = {"<unk>": 0, "<s>": 1, **byte_tokens, **{letter: 258 + place for place, letter in enumerate(letters)}}
     merges = [("r", "e"), ("▁", "x"), ("▁", "▁"), ("a", "b"), ("f", "(")]
     vocab |= {left + right: len(vocab) + place for place, (left, right) in enumerate(merges)}
-    found = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    found.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    found.add_special_tokens(["<s>"])
-    return found
+    built = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    built.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    built.add_special_tokens(["<s>"])
+    return built
 
 
 def lower_case() -> Tokenizer:
     """It changes texts, and knows few letters."""
-    vocab = {each: place for place, each in enumerate("[abcdefghijklmnopqrstuvwxyz")}
-    found = Tokenizer(models.BPE(vocab, [], unk_token="["))
-    found.normalizer, found.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
-    return found
+    vocab = {char: place for place, char in enumerate("[abcdefghijklmnopqrstuvwxyz")}
+    built = Tokenizer(models.BPE(vocab, [], unk_token="["))
+    built.normalizer, built.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    return built
 
 
 @functools.cache

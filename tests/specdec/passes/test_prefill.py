@@ -100,7 +100,7 @@ def test_equal_prompts_are_computed_once_and_in_as_few_passes_as_one() -> None:
 
 @given(st.lists(st.integers(2, 3000), min_size=1, max_size=9), st.integers(9, 1000))
 def test_a_fair_share_uses_the_pass_up_and_grants_every_small_wish(wanted: list[int], total: int) -> None:
-    most = fair_share(wanted, total)
-    taken = [min(each, most) for each in wanted]
+    per_item = fair_share(wanted, total)
+    taken = [min(wanted_rows, per_item) for wanted_rows in wanted]
     assert sum(taken) <= total
     assert sum(taken) > total - len(wanted) or taken == wanted

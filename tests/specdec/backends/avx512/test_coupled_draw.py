@@ -87,7 +87,9 @@ def test_runners_up_are_those_of_torch(vocab_size: int) -> None:
         noise = PassNoise(keys, vocab_size, logits.device, KeptRows())
         every, of_every = most_likely_draws(logits, [draw.sampling for draw in draws], noise, count=vocab_size)
         by_token = torch.empty_like(of_every).scatter_(-1, every, of_every)
-        expected_scores, expected = (each[:, :count] for each in by_token.sort(dim=-1, descending=True, stable=True))
+        expected_scores, expected = (
+            column[:, :count] for column in by_token.sort(dim=-1, descending=True, stable=True)
+        )
         tokens, scores = coupled_draw.leaders(logits, draws, count)
         likely = expected_scores > expected_scores[:, :1] - 80  # the others have no chance
         assert bool(likely[:, 0].all())

@@ -53,14 +53,14 @@ def one_by_one(
     runner: ModelRunner, caches: list[SequenceCache], num: int, tokens: list[int], draws: Sequence[Draw]
 ) -> list[list[Any]]:
     """Of each text ``num`` rows more, each of the token that is drawn after the last: token and logits."""
-    found: list[list[Any]] = [[] for _ in caches]
+    outputs_of: list[list[Any]] = [[] for _ in caches]
     for number in range(1, num + 1):
         outputs = runner.forward([segment_of(cache, [token]) for cache, token in zip(caches, tokens, strict=True)])
-        for item, token, output, cache in zip(found, tokens, outputs, caches, strict=True):
+        for item, token, output, cache in zip(outputs_of, tokens, outputs, caches, strict=True):
             item.append((token, output.logits[0]))
             cache.keep([0])
         tokens = drawn(outputs, draws, number)
-    return found
+    return outputs_of
 
 
 LIKELIEST = Draw(SamplingParams(0.0), 0, 0)

@@ -163,7 +163,7 @@ def test_a_whole_model_is_packed_and_keeps_its_logits(config, name, dtype):
     assert model.dtype == dtype
     ids = torch.arange(11)[None]
     for keep in (0, 2, torch.tensor([1, 4, 4])):
-        got, expected = (each(ids, logits_to_keep=keep).logits for each in (model, plain))
+        got, expected = (computed(ids, logits_to_keep=keep).logits for computed in (model, plain))
         torch.testing.assert_close(got, expected, atol=1e-5 if dtype == torch.float32 else 0.02, rtol=1e-5)
 
 
