@@ -7,14 +7,15 @@ of prompt i have the indices i * n, i * n + 1, ...
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway import logprobs
 from gateway.bodies import ChatBody, CompletionBody
-from gateway.calls import Call
-from gateway.tools import Parser, Part, Reasoning, Text
+from gateway.calls import Call, Text
+from gateway.tools import Parser, Part, Reasoning
 from gateway.usage import Usage
 from specdec.v1 import generation_pb2
 
@@ -42,10 +43,13 @@ class _Sample:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     num_rounds_sent: int = 0
     has_prompt: bool = False  # its ids were sent
+    has_role: bool = False
     parser: Parser = field(default_factory=Parser)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[tuple[Call, list[str]]] = field(default_factory=list)  # with the pieces of their arguments
+    num_calls: int = 0  # with those that are left out
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    text_ends: list[int] = field(default_factory=list)  # of the tokens, as the model wrote them
     num_characters: int = 0
     num_echoed: int = 0  # of these, the prompt's
     finish_reason: str | None = None
@@ -121,30 +125,20 @@ class Answer:
 
     # --- chunk by chunk ----------------------------------------------------------------------------------------
 
-    def begins(self) -> Iterator[dict[str, Any]]:
-        """The first chunks of a stream: in chat each choice has its role first."""
-        if self.is_chat:
-            for index in range(len(self._samples)):
-                delta = {"role": "assistant", "content": ""}
-                yield self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
-
     def chunks(self, prompt: int, response: generation_pb2.GenerateResponse) -> Iterator[dict[str, Any]]:
         """The chunks that a response to one of the prompts gives."""
         if response.HasField("admission"):
             self._fingerprint = response.admission.model_digest[:12]
             self.usage.admitted(prompt, response.admission.num_prompt_tokens)
+            for sample in self._samples if response.admission.in_reasoning else ():
+                sample.parser.reasoning.begin_within()
         elif response.HasField("prompt"):
             yield from self._echo(prompt, response.prompt)
         elif response.HasField("round"):
             self._samples[prompt * self.num_samples + response.round.index].rounds.append(_round(response.round))
         elif response.HasField("chunk"):
             self.usage.add(prompt, response.chunk)
-            chunk = self._chunk(choice := self._delta(prompt, response.chunk))
-            sample = self._samples[choice["index"]]
-            if self.body.return_token_ids and not sample.has_prompt:
-                sample.has_prompt = True
-                (chunk if self.is_chat else choice)["prompt_token_ids"] = self._prompt_ids(prompt)
-            yield chunk
+            yield from self._sample_chunks(prompt, response.chunk)
 
     def ends(self) -> Iterator[dict[str, Any]]:
         """The last chunk of a stream, with the usage, if it is requested."""
@@ -162,17 +156,24 @@ class Answer:
             self._samples[index].num_echoed += len(part.text)
             yield self._chunk({"index": index, "text": part.text, "logprobs": logs, "finish_reason": None})
 
-    def _delta(self, prompt: int, chunk: generation_pb2.Chunk) -> dict[str, Any]:
+    def _sample_chunks(self, prompt: int, chunk: generation_pb2.Chunk) -> Iterator[dict[str, Any]]:
+        """Those of a piece of one sample. In chat there may be several, each with one call at most, as some clients
+        read one alone; or none, if there is nothing to say yet."""
         index = prompt * self.num_samples + chunk.index
         sample = self._samples[index]
         if self._prompt_only:
             chunk = generation_pb2.Chunk(index=chunk.index, finish=chunk.finish)
             chunk.finish.reason = generation_pb2.FINISH_REASON_LENGTH
             chunk.finish.ClearField("matched")
-        text, delta = chunk.text, dict[str, Any]()
+        text, deltas = chunk.text, list[dict[str, Any]]()
         if self.is_chat:
             parts = sample.parser.feed(chunk.text) + (sample.parser.end() if chunk.HasField("finish") else [])
-            text, delta = _delta_of(parts, sample, self.body.parallel_tool_calls is not False)
+            sample.text_ends += chunk.text_ends
+            if sample.parser.reasoning.splits:
+                self.usage.reasons(index, bisect_right(sample.text_ends, sample.parser.reasoning.end))
+            if isinstance(self.body, ChatBody) and self.body.include_reasoning is False:
+                parts = [part for part in parts if not isinstance(part, Reasoning)]
+            text, deltas = _deltas_of(parts, sample, self.body.parallel_tool_calls is not False)
         logs = self._append(index, chunk, text)
         sample.token_ids += chunk.token_ids
         origins = [_ORIGINS[origin] for origin in chunk.origins]
@@ -186,7 +187,6 @@ class Answer:
             if matched == "stop_token_id" and sample.stop_reason not in (self.body.stop_token_ids or ()):
                 sample.stop_reason = None  # the model's end token
         choice: dict[str, Any] = {"index": index, "logprobs": logs, "finish_reason": sample.finish_reason}
-        choice |= {"delta": delta} if self.is_chat else {"text": text}
         if sample.finish_reason:
             choice["stop_reason"] = sample.stop_reason
         if self.body.return_token_ids:
@@ -195,7 +195,23 @@ class Answer:
             rounds = sample.rounds[sample.num_rounds_sent :]
             choice["specdec"] = {"origins": origins, "rounds": rounds, "text_ends": list(chunk.text_ends)}
             sample.num_rounds_sent = len(sample.rounds)
-        return choice
+        if not self.is_chat:
+            choice["text"] = text
+        elif deltas or sample.finish_reason or logs or self.body.return_token_ids or self.body.return_origins:
+            # The role comes with the first token: clients take it for one.
+            role: list[dict[str, Any]] = [] if sample.has_role else [{"role": "assistant", "content": ""}]
+            sample.has_role = True
+            said = role + (deltas or [{"content": ""}])
+            choice["delta"] = said.pop()
+            for delta in said:
+                yield self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+        else:
+            return
+        last = self._chunk(choice)
+        if self.body.return_token_ids and not sample.has_prompt:
+            sample.has_prompt = True
+            (last if self.is_chat else choice)["prompt_token_ids"] = self._prompt_ids(prompt)
+        yield last
 
     def _append(self, index: int, piece: logprobs.Piece, text: str) -> dict[str, Any] | None:
         """Append ``text`` and logprobs to a choice; the logprobs of the piece alone, if they are requested."""
@@ -239,32 +255,52 @@ def _message(sample: _Sample) -> dict[str, Any]:
     text = "".join(sample.text)
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     if sample.calls:
-        calls = [{name: value for name, value in call.items() if name != "index"} for call in sample.calls]
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(pieces)}}
+            for call, pieces in sample.calls
+        ]
         message |= {"content": text or None, "tool_calls": calls}
     if sample.reasoning:
-        message["reasoning"] = "".join(sample.reasoning)
+        message |= _both_names("".join(sample.reasoning))
     return message
 
 
-def _delta_of(parts: Sequence[Part], sample: _Sample, parallel: bool) -> tuple[str, dict[str, Any]]:
-    """The text of the parts, and the delta with everything. Calls are added to ``sample``; unless ``parallel`` the
-    first one alone."""
-    text = "".join(part.text for part in parts if isinstance(part, Text))
-    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    calls = [
-        {
-            "index": len(sample.calls) + number,
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for number, call in enumerate(part for part in parts if isinstance(part, Call))
-        if parallel or not (number or sample.calls)
-    ]
-    sample.calls += calls
-    sample.reasoning += [reasoning] if reasoning else []
-    delta: dict[str, Any] = {"content": text} if text or not (calls or reasoning) else {}
-    return text, delta | ({"tool_calls": calls} if calls else {}) | ({"reasoning": reasoning} if reasoning else {})
+def _deltas_of(parts: Sequence[Part], sample: _Sample, parallel: bool) -> tuple[str, list[dict[str, Any]]]:
+    """The text of the parts, and the deltas that say them. Calls are added to ``sample``; unless ``parallel`` the first
+    one alone."""
+    deltas: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, (Text, Reasoning)):
+            name = "content" if isinstance(part, Text) else "reasoning"
+            if not deltas or "tool_calls" in deltas[-1]:
+                deltas.append({})
+            deltas[-1][name] = deltas[-1].get(name, "") + part.text
+            continue
+        if isinstance(part, Call):
+            sample.num_calls += 1
+        if sample.num_calls > 1 and not parallel:
+            continue
+        if isinstance(part, Call):
+            sample.calls.append((part, []))
+            fields: dict[str, Any] = {
+                "id": part.id,
+                "type": "function",
+                "function": {"name": part.name, "arguments": ""},
+            }
+        else:
+            sample.calls[-1][1].append(part.text)
+            fields = {"function": {"arguments": part.text}}
+        deltas.append({"tool_calls": [{"index": len(sample.calls) - 1, **fields}]})
+    for delta in deltas:
+        if "reasoning" in delta:
+            sample.reasoning.append(delta["reasoning"])
+            delta |= _both_names(delta["reasoning"])
+    return "".join(part.text for part in parts if isinstance(part, Text)), deltas
+
+
+def _both_names(reasoning: str) -> dict[str, str]:
+    """vLLM's and DeepSeek's."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
 def _round(report: generation_pb2.RoundReport) -> dict[str, Any]:

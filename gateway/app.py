@@ -118,6 +118,7 @@ class Gateway:
         body, fields = await self._read(request, ChatBody, translation.of_chat)
         if self._reads_calls(body) and self._settings.tool_format in ("auto", *SPECIAL):
             fields.setdefault("skip_special_tokens", False)  # some formats are made of them
+        fields["reasoning"] = self._settings.reasoning_format == "think"
         return await self._generate(request, body, [fields])
 
     @staticmethod
@@ -133,7 +134,9 @@ class Gateway:
             kind = format_of(self._template) if setting == "auto" else setting
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else ""
         reasons = self._settings.reasoning_format == "think"
-        return partial(Parser, kind, named, bool(body.tools) and body.tool_choice == "required", reasons)
+        is_listed = bool(body.tools) and body.tool_choice == "required"
+        tools = {tool.function.name: tool.function.parameters for tool in body.tools or ()}
+        return partial(Parser, kind, named=named, listed=is_listed, reasoning=reasons, tools=tools)
 
     async def _generate(
         self, request: Request, body: ChatBody | CompletionBody, requests: Sequence[dict[str, Any]]
@@ -158,7 +161,7 @@ class Gateway:
         with self._metrics.streaming():
             async with aclosing(source):
                 try:
-                    for chunk in (*answer.chunks(*first), *answer.begins()):
+                    for chunk in answer.chunks(*first):
                         yield sse.event(chunk)
                     with translation.names_of(answer.body):
                         async for prompt, response in source:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from gateway.parsing import Few, StrictBody
+from gateway.parsing import EMPTY, Few, HistoryBody, StrictBody
 from gateway.structure import Choice, ResponseFormat, StructuredOutputs, Tool
 from specdec.transport.sampling_wire import MAX_BIASES
 
@@ -70,7 +70,7 @@ class Generation(StrictBody):
     # Accepted, and without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -89,10 +89,15 @@ class Generation(StrictBody):
         "prompt_embeds": "use prompt",
     }
 
+    @classmethod
+    def asks(cls, name: str, fields: dict[str, Any]) -> bool:
+        neutral = {"best_of": fields.get("n") or 1, "use_beam_search": False, "length_penalty": 1}
+        return super().asks(name, fields) and fields[name] != neutral.get(name)
+
     @field_validator("stop")
     @classmethod
     def _as_list(cls, value: str | list[str] | None) -> list[str] | None:
-        return [value] if isinstance(value, str) else value
+        return [value] if value and isinstance(value, str) else value or None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -127,43 +132,63 @@ class CompletionBody(Generation):
         return value
 
 
-class TextPart(StrictBody):
-    type: Literal["text"]
+def _refused(value: Any) -> None:
+    if value not in EMPTY:
+        raise ValueError("not supported: text alone is")
+
+
+def _content_kind(value: Any) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Unsupported = Annotated[None, BeforeValidator(_refused)]
+"""What would be missing from the prompt."""
+
+
+class TextPart(HistoryBody):
+    type: Literal["text", "input_text", "output_text"] = "text"
     text: str
 
 
-class FunctionCall(StrictBody):
+class FunctionCall(HistoryBody):
+    """``arguments``: as a model may have written them, which is not always JSON."""
+
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] = "{}"
 
 
-class ToolCall(StrictBody):
+class ToolCall(HistoryBody):
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-_EMPTY: tuple[Any, ...] = (None, "", [], {})
-
-
-class Message(StrictBody):
-    """``content`` in parts: their texts, joined by line ends."""
-
+class Message(HistoryBody):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Few[TextPart] | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[Few[TextPart], Tag("parts")],
+            Discriminator(_content_kind),
+        ]
+        | None
+    ) = None
     name: str | None = None
     tool_calls: Few[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning: str | None = None
-    annotations: Few[Any] | None = None
+    reasoning: str | None = Field(None, description="what a model thought; reasoning_content is the same")
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    refusal: Unsupported = None
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty(cls, value: Any) -> Any:
-        """Clients send an answer back with all fields that its class has: what is null or empty asks for nothing."""
-        if not isinstance(value, dict):
-            return value
-        return {name: field for name, field in value.items() if name in cls.model_fields or field not in _EMPTY}
+    def _one_name(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not value.get("reasoning") and value.get("reasoning_content"):
+            return {**value, "reasoning": value["reasoning_content"]}
+        return value
+
+
+Tools = Annotated[Few[Tool], Field(max_length=128)]
 
 
 class ChatBody(Generation):
@@ -172,10 +197,12 @@ class ChatBody(Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, description="a variable of the template; none: enable_thinking is false")
+    include_reasoning: bool | None = Field(None, description="false: the answer has no reasoning in it")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[Few[Tool], Field(min_length=1, max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Choice | None = None
     modalities: Few[Literal["text"]] | None = None
 
@@ -184,7 +211,6 @@ class ChatBody(Generation):
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "text alone is supported",
-        "reasoning_effort": "use chat_template_kwargs",
         "chat_template": "the template is the server's",
     }
 
@@ -198,6 +224,7 @@ class TokenizeBody(StrictBody):
     model: str | None = None
     prompt: str | None = None
     messages: Few[Message] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

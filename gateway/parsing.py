@@ -7,9 +7,10 @@ can make such a call do is bounded before: the objects and lists of a body, and 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails, from_json
 
 from gateway.errors import HttpError
@@ -25,7 +26,13 @@ Few = Annotated[list[T], Field(max_length=1024, fail_fast=True)]
 """The first problem is reported: a list may have a million."""
 
 
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+"""What asks for nothing, in any field."""
+
+
 class StrictBody(BaseModel):
+    """Unknown fields are refused, unless the gateway ignores them: then in all that is nested, too."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {}
@@ -33,11 +40,38 @@ class StrictBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _not_too_many(cls, value: Any) -> Any:
-        """Pydantic would report each unknown field."""
-        if isinstance(value, dict) and len(value) > (max_fields := len(cls.model_fields) + _MAX_UNKNOWN):
-            raise ValueError(f"has {len(value)} fields, more than {max_fields}")
-        return value
+    def _asked(cls, value: Any, info: ValidationInfo) -> Any:
+        """The fields that ask for something. A whole number may be written as 6.0."""
+        if not isinstance(value, dict):
+            return value
+        known = _names(cls)
+        ignores = bool(info.context) or cls.model_config.get("extra") == "ignore"
+        fields = {
+            name: int(field) if isinstance(field, float) and field.is_integer() else field
+            for name, field in value.items()
+            if (field is not None if name in known else not (ignores or name in cls.UNSUPPORTED or field in EMPTY))
+        }
+        # Pydantic would report each unknown field.
+        if len(fields) > (max_fields := len(known) + _MAX_UNKNOWN):
+            raise ValueError(f"has {len(fields)} fields, more than {max_fields}")
+        return fields
+
+    @classmethod
+    def asks(cls, name: str, fields: dict[str, Any]) -> bool:
+        """Whether one of ``fields`` that is not supported asks for anything."""
+        return fields[name] not in (None, "", [])  # {} is a schema
+
+
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    """The fields of a kind of body, as JSON names them."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
+class HistoryBody(StrictBody):
+    """A part of a conversation. Clients send back what they got here or elsewhere, with fields that change nothing."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 Body = TypeVar("Body", bound=StrictBody)
@@ -54,12 +88,10 @@ def parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
     if not isinstance(value, dict):
         raise HttpError(400, "the body is not a JSON object")
     for name in value.keys() & kind.UNSUPPORTED.keys():
-        if value[name] is not None:
+        if kind.asks(name, value):
             raise HttpError(400, f"{name}: not supported; {kind.UNSUPPORTED[name]}", param=name)
-    ignored = value.keys() if accept_unknown else kind.UNSUPPORTED.keys()
-    fields = {name: field for name, field in value.items() if name in kind.model_fields or name not in ignored}
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate(value, context=accept_unknown)
     except ValidationError as error:
         problems = [(_path(problem, value), problem["msg"]) for problem in error.errors(include_url=False)]
         message = "; ".join(f"{path}: {what}" for path, what in problems[:_MAX_PROBLEMS])

@@ -20,7 +20,7 @@ class GatewaySettings(ServiceSettings):
     allowed_origins: Annotated[list[str], NoDecode] = Field(
         default=[], description="web pages that may call the API from a browser, comma-separated (CORS); empty: none"
     )
-    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
+    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes calls of tools; auto: as its chat template says"
     )
     reasoning_format: Literal["none", "think"] = Field(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gateway.errors import HttpError
-from gateway.parsing import Few, StrictBody
+from gateway.parsing import Few, HistoryBody, StrictBody
 
 _DEFINITIONS = ("$defs", "definitions")
 ANY_OBJECT = '{"type": "object"}'
@@ -30,6 +30,7 @@ class ResponseFormat(StrictBody):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="of the type json_object")
 
     @model_validator(mode="after")
     def _together(self) -> ResponseFormat:
@@ -54,7 +55,7 @@ class StructuredOutputs(StrictBody):
         return self
 
 
-class Function(StrictBody):
+class Function(HistoryBody):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
@@ -69,8 +70,8 @@ class Function(StrictBody):
         return value
 
 
-class Tool(StrictBody):
-    type: Literal["function"]
+class Tool(HistoryBody):
+    type: Literal["function"] = "function"
     function: Function
 
 
@@ -89,7 +90,8 @@ Choice = Literal["none", "auto", "required"] | NamedChoice
 def grammar_of_format(form: ResponseFormat | None) -> dict[str, Any]:
     if form is None or form.type == "text":
         return {}
-    return {"json_schema": ANY_OBJECT if form.json_schema is None else json.dumps(form.json_schema.schema_)}
+    schema = form.schema_ if form.json_schema is None else form.json_schema.schema_
+    return {"json_schema": ANY_OBJECT if schema is None else json.dumps(schema)}
 
 
 def grammar_of_outputs(outputs: StructuredOutputs | None) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gateway import structure
-from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, Message, TokenizeBody
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, Message, TokenizeBody, ToolCall
 from gateway.errors import HttpError
+from gateway.structure import Tool
 from specdec.core.errors import InvalidArgument
 from specdec.core.sequence import Method
 from specdec.transport.wire import write_method
@@ -62,7 +63,7 @@ def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
 
 def of_chat(body: ChatBody) -> dict[str, Any]:
     _check_stream(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise HttpError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
     if body.max_tokens == 0:
         raise HttpError(400, "max_tokens: must be at least 1", param="max_tokens")
@@ -70,13 +71,13 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
     fields["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields["logprobs"] = body.num_top_logprobs
     fields["echo"] = bool(body.return_token_ids)
-    fields["chat"] = _conversation(body)
+    tools = None if body.tool_choice == "none" else body.tools
+    fields["chat"] = _conversation(body, tools, _variables(body))
     forced: dict[str, Any] = {}
-    if body.tools and body.tool_choice != "none":
-        fields["chat"]["tools_json"] = json.dumps([tool.model_dump(exclude_none=True) for tool in body.tools])
+    if tools:
         max_calls = 1 if body.parallel_tool_calls is False else _MAX_CALLS
-        forced = structure.grammar_of_tools(body.tools, body.tool_choice or "auto", max_calls)
-    elif body.tool_choice not in (None, "none"):
+        forced = structure.grammar_of_tools(tools, body.tool_choice or "auto", max_calls)
+    elif body.tool_choice not in (None, "none", "auto"):
         raise HttpError(400, "tool_choice: needs tools", param="tool_choice")
     grammars = {
         "response_format": structure.grammar_of_format(body.response_format),
@@ -93,7 +94,7 @@ def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
     fields: dict[str, Any] = {"add_special_tokens": body.add_special_tokens}
     if body.messages is None:
         return {**fields, "text": body.prompt}
-    return {**fields, "chat": _conversation(body)}
+    return {**fields, "chat": _conversation(body, body.tools, body.chat_template_kwargs)}
 
 
 @contextmanager
@@ -123,29 +124,44 @@ def _name(name: str, body: Generation | TokenizeBody | DetokenizeBody) -> str:
     return _NAMES.get(name) or _IN_CALL.sub(r"\1.function.\2", name.removeprefix("chat."))
 
 
-def _conversation(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+def _variables(body: ChatBody) -> dict[str, Any]:
+    """Further variables of the template."""
+    effort: dict[str, Any] = {"reasoning_effort": body.reasoning_effort} if body.reasoning_effort else {}
+    if body.reasoning_effort == "none":
+        effort["enable_thinking"] = False
+    return effort | (body.chat_template_kwargs or {})
+
+
+def _conversation(
+    body: ChatBody | TokenizeBody, tools: Sequence[Tool] | None, variables: dict[str, Any] | None
+) -> dict[str, Any]:
     """The fields of ChatMessages."""
     return {
         "messages": [_message(message) for message in body.messages or ()],
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
-        "template_kwargs_json": json.dumps(body.chat_template_kwargs) if body.chat_template_kwargs else None,
+        "template_kwargs_json": json.dumps(variables) if variables else None,
+        "tools_json": json.dumps([tool.model_dump(exclude_none=True) for tool in tools]) if tools else None,
     }
 
 
 def _message(message: Message) -> dict[str, Any]:
-    content = message.content
+    parts = message.content if isinstance(message.content, list) else []
     return {
         "role": message.role,
-        "content": "\n".join(part.text for part in content) if isinstance(content, list) else content,
+        "content": message.content if isinstance(message.content, str) else None,
+        "content_parts": [part.text for part in parts],
         "name": message.name,
-        "tool_calls": [
-            {"id": call.id, "name": call.function.name, "arguments_json": call.function.arguments}
-            for call in message.tool_calls or ()
-        ],
+        "tool_calls": [_call(call) for call in message.tool_calls or ()],
         "tool_call_id": message.tool_call_id,
         "reasoning": message.reasoning,
     }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call.id, "name": call.function.name, "arguments_json": text}
 
 
 def _common(body: Generation) -> dict[str, Any]:
@@ -169,7 +185,8 @@ def _common(body: Generation) -> dict[str, Any]:
 
 
 def _check_stream(body: Generation) -> None:
-    if body.stream_options is not None and not body.stream:
+    options = body.stream_options
+    if options is not None and (options.include_usage or options.continuous_usage_stats) and not body.stream:
         raise HttpError(400, "stream_options: needs stream to be true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise HttpError(400, "prompt_logprobs: not possible with stream", param="prompt_logprobs")

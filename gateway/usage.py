@@ -17,6 +17,7 @@ class Usage:
         self._cached = [0] * num_prompts
         self._predicts = predicts
         self._counts_output = counts_output
+        self._reasoning_tokens: dict[int, int] = {}
         self._completion_tokens: dict[tuple[int, int], int] = {}
         self._lookup_tokens = self._accepted_lookup_tokens = 0
         self._num_drafts = self._draft_tokens = self._accepted_tokens = 0
@@ -24,6 +25,10 @@ class Usage:
 
     def admitted(self, prompt: int, num_prompt_tokens: int) -> None:
         self._prompt_tokens[prompt] = num_prompt_tokens
+
+    def reasons(self, index: int, num_tokens: int) -> None:
+        """Of these tokens of a choice, its reasoning consists."""
+        self._reasoning_tokens[index] = num_tokens
 
     def add(self, prompt: int, chunk: generation_pb2.Chunk) -> None:
         key = prompt, chunk.index
@@ -53,12 +58,13 @@ class Usage:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
         }
+        details: dict[str, int] = {}
         if self._predicts:
-            tokens["completion_tokens_details"] = {
-                "accepted_prediction_tokens": self._accepted_lookup_tokens,
-                "rejected_prediction_tokens": self._lookup_tokens - self._accepted_lookup_tokens,
-            }
-        return tokens
+            details["accepted_prediction_tokens"] = self._accepted_lookup_tokens
+            details["rejected_prediction_tokens"] = self._lookup_tokens - self._accepted_lookup_tokens
+        if self._reasoning_tokens:
+            details["reasoning_tokens"] = sum(self._reasoning_tokens.values())
+        return tokens | ({"completion_tokens_details": details} if details else {})
 
     @property
     def speculation(self) -> dict[str, Any] | None:

@@ -21,12 +21,12 @@ from tests.checkout import ROOT
 
 BUDGETS = {
     "specdec": 16_200,
-    "orchestrator": 7_200,
+    "orchestrator": 7_700,
     "target_service": 3_300,
     "draft_service": 2_300,
-    "gateway": 3_100,
+    "gateway": 3_200,
     "bench": 10_500,
-    "tests": 40_300,
+    "tests": 40_700,
     "models": 1_900,
 }
 """Lines of code of each room, without what is generated."""

@@ -10,15 +10,13 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from orchestrator.tokenizer.chat_template import GIVEN, Conversation
+from orchestrator.tokenizer.forms import MAX_DEPTH, is_deep, is_sound
 from specdec.v1 import generation_pb2
 
 MAX_MESSAGES = 1024
 """Templates may walk through all messages for each message."""
 
 MAX_ROLE_CHARACTERS = 64
-
-MAX_DEPTH = 100
-"""Lists and objects within each other in a JSON text. What reads and writes them calls itself for each."""
 
 
 def text_length(chat: generation_pb2.ChatMessages) -> int:
@@ -37,7 +35,7 @@ def chat_problems(chat: generation_pb2.ChatMessages) -> Iterator[tuple[str, str]
     if chat.continue_final_message:
         if chat.add_generation_prompt:
             yield "chat.continue_final_message", "not possible with add_generation_prompt"
-        if chat.messages and not chat.messages[-1].content:
+        if chat.messages and not (chat.messages[-1].content or any(chat.messages[-1].content_parts)):
             yield "chat.continue_final_message", "the last message has no content to continue"
 
 
@@ -59,20 +57,21 @@ def _message_problems(message: generation_pb2.ChatMessage) -> Iterator[tuple[str
     for index, call in enumerate(message.tool_calls):
         if not call.name:
             yield f"tool_calls[{index}].name", "must not be empty"
-        yield from _json_problems(f"tool_calls[{index}].arguments_json", call.arguments_json)
+    if message.HasField("content") and message.content_parts:
+        yield "content_parts", "not possible with content"
 
 
 def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    content: Any = message.content if message.HasField("content") else None
+    if message.content_parts:
+        content = [{"type": "text", "text": text} for text in message.content_parts]
+    fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
-        if not message.content:
-            del fields["content"]
         fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                # An object and not its text: templates write it as JSON themselves.
-                "function": {"name": call.name, "arguments": json.loads(call.arguments_json or "{}")},
+                "function": {"name": call.name, "arguments": call.arguments_json or "{}"},
             }
             for call in message.tool_calls
         ]
@@ -92,26 +91,16 @@ def _json_problems(
     """Of a JSON object without the keys ``taken``, or a list of objects; an empty text is neither, and right."""
     try:
         value = json.loads(text or ("[]" if is_list else "{}"))
-        if "\\u" in text:  # half a surrogate pair is JSON, but has no place in a prompt
-            json.dumps(value, ensure_ascii=False).encode()
         objects = value if is_list and isinstance(value, list) else [value]
         if is_list is not isinstance(value, list) or not all(isinstance(entry, dict) for entry in objects):
             yield name, f"must be a JSON {'list of objects' if is_list else 'object'}"
-        elif _is_deep(value):
+        elif is_deep(value):
             raise RecursionError
+        elif not is_sound(text, value):
+            yield name, "must not have half a surrogate pair"
         elif refused := sorted(key for key in taken if key in value):
             yield name, f"cannot set {refused[0]}"
     except RecursionError:
         yield name, f"must not be nested more than {MAX_DEPTH} deep"
-    except UnicodeEncodeError:
-        yield name, "must not have half a surrogate pair"
     except ValueError as error:
         yield name, f"is not JSON: {error}"
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
-        level = [item for item in inner if isinstance(item, (dict, list))]
-    return bool(level)

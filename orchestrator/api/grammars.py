@@ -18,13 +18,16 @@ from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.rounds import GRAMMAR, ModelInfo
 from specdec.sampling.grammar import Compiled, Grammars
-from specdec.sampling.grammar_sandbox import GrammarSandbox
+from specdec.sampling.grammar_sandbox import GrammarSandbox, Reasoning
 from specdec.v1 import generation_pb2
 
 _FORMS = ("grammar", "json_schema", "regex", "choices")
 
 _NOT_WITH = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
 """Each could forbid all that the grammar allows."""
+
+THINKS, THOUGHT = "<think>", "</think>"
+"""Around reasoning."""
 
 _KEPT = 256
 """Answers of the sandbox that are kept for later requests."""
@@ -66,8 +69,8 @@ def of_caller(error: InvalidArgument, message: generation_pb2.GenerateRequest) -
     return InvalidArgument([(name, what) for name, (_, what) in zip(names, error.violations, strict=True)])
 
 
-_Key = tuple[str, bytes, str, str]
-"""Model digest, owner, form and text of a grammar."""
+_Key = tuple[str, bytes, str, str, Reasoning]
+"""Model digest, owner, form and text of a grammar, and what may be before it."""
 
 
 class Grammar(NamedTuple):
@@ -75,9 +78,6 @@ class Grammar(NamedTuple):
 
     text: str = ""
     compiled: Future[Compiled] | None = None
-
-
-NO_GRAMMAR = Grammar()
 
 
 class RequestGrammars:
@@ -97,16 +97,20 @@ class RequestGrammars:
             self._models[key] = asyncio.create_task(_ModelGrammars.new(self._tokenizer, *key))
         return await asyncio.shield(self._models[key])
 
-    async def read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, caller: Caller) -> Grammar:
-        """The grammar of a request. Accounts take turns at the sandbox. Raises InvalidArgument."""
+    async def read(
+        self, message: generation_pb2.GenerateRequest, target: ModelInfo, caller: Caller, *, prompt_end: str
+    ) -> Grammar:
+        """The grammar of a request. Accounts take turns at the sandbox. ``prompt_end``: the last words of its prompt.
+        Raises InvalidArgument."""
         form = next(iter(_given(message)), None)
         if form is None:
-            return NO_GRAMMAR
+            return Grammar()
         text = json.dumps(list(message.choices)) if form == "choices" else getattr(message, form)
-        key = target.model_digest, caller.owner, form, text
+        reasoning = _reasoning(message, form, text, prompt_end=prompt_end)
+        key = target.model_digest, caller.owner, form, text, reasoning
         model = await self.prepare(target)
         if key not in self._read:
-            check = partial(model.sandbox.checked, form, text)
+            check = partial(model.sandbox.checked, form, text, reasoning)
             self._read[key] = asyncio.create_task(self._in_turn(caller.account, check))
             self._read[key].add_done_callback(partial(self._forget_unanswered, key))
             if len(self._read) > _KEPT:
@@ -142,6 +146,13 @@ class _ModelGrammars(NamedTuple):
             partial(Grammars, tokenizer, vocab_size, end_token_ids=end_token_ids, budget=BUDGET)
         )
         return _ModelGrammars(GrammarSandbox(tokenizer, vocab_size, end_token_ids), grammars)
+
+
+def _reasoning(message: generation_pb2.GenerateRequest, form: str, text: str, *, prompt_end: str) -> Reasoning:
+    says_itself = form != "json_schema" and THOUGHT in text
+    if not message.reasoning or says_itself or prompt_end.endswith(THOUGHT):
+        return "none"
+    return "open" if prompt_end.endswith(THINKS) else "may open"
 
 
 def _given(message: generation_pb2.GenerateRequest) -> list[str]:

@@ -31,6 +31,9 @@ to 18 (NFKD), and a composed text decomposes into the same ones as the text."""
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split"}
 """Pre-tokenizers that drop no character, unless their behavior is "Removed"."""
 
+_LAST = 16
+"""Tokens of a prompt's end: a tag of reasoning, and white space."""
+
 
 class Prompts:
     """``tokenizer``: None if only token ids are served. ``template``: None if the model cannot chat.
@@ -70,6 +73,11 @@ class Prompts:
         if len(ids) > context_length:
             raise ContextExceeded(f"{len(ids)} prompt tokens do not fit the context of {context_length}")
         return ids
+
+    def end(self, ids: array[int]) -> str:
+        """The last words of a prompt, without white space behind them."""
+        last = ids[-_LAST:].tolist()
+        return self.tokenizer.decode(last, skip_special_tokens=False).rstrip() if self.tokenizer else ""
 
     def tokenized(self, message: Message) -> array[int]:
         """The ids of a text or a conversation. Raises InvalidArgument as above."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from orchestrator.api import grammars
 from orchestrator.api.bounds import MAX_SAMPLES, is_long, size_problems
-from orchestrator.api.grammars import NO_GRAMMAR, Grammar
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import foreign_ids, length_problems, problems_without_ids, tokens_left
 from orchestrator.request import Caller, DraftOptions, OutputOptions, Request, Stops, no_ids
@@ -69,8 +68,8 @@ class RequestReader:
         tokens_left(self._prompts.fewest_ids(message), message, target, about=about)
         return request
 
-    def read(self, message: Message, target: ModelInfo, request: Request, grammar: Grammar = NO_GRAMMAR) -> Request:
-        """``request``, which ``check`` returned, with what depends on ids, and with its grammar.
+    def read(self, message: Message, target: ModelInfo, request: Request) -> Request:
+        """``request``, which ``check`` returned, with what depends on ids; without its grammar.
 
         Its time grows with the prompt and the ids to resume. Raises InvalidArgument with all violations, or
         ContextExceeded.
@@ -87,9 +86,9 @@ class RequestReader:
         return dataclasses.replace(
             request,
             prompt_ids=prompt_ids,
-            sampling=dataclasses.replace(request.sampling, bad_words=bad_words, grammar=grammar.text),
+            sampling=dataclasses.replace(request.sampling, bad_words=bad_words),
             stops=dataclasses.replace(request.stops, max_tokens=max_tokens),
-            drafting=dataclasses.replace(request.drafting, prediction=prediction, grammar=grammar.compiled),
+            drafting=dataclasses.replace(request.drafting, prediction=prediction),
             resume={index: array("I", received.token_ids) for index, received in message.resume.items()},
         )
 

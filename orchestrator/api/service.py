@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
 from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long, prompt_size_problems
-from orchestrator.api.grammars import NO_GRAMMAR, RequestGrammars, is_supported, of_caller
+from orchestrator.api.grammars import THINKS, RequestGrammars, is_supported, of_caller
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import text_problems, unknown_problems
 from orchestrator.api.request_reader import RequestReader, requested_samples
@@ -232,6 +232,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         seed=request.seed,
                         model_digest=target.model_digest,
                         num_prompt_tokens=len(request.prompt_ids),
+                        in_reasoning=message.reasoning and self._prompts.end(request.prompt_ids).endswith(THINKS),
                     )
                 )
                 async for event in events:
@@ -244,10 +245,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> Request:
         owner = account.salt(checked.caller.cache_salt)
         caller = Caller(account.name, owner, cache_salt=owner if CACHE_SALT in target.capabilities else b"")
-        grammar = await self._grammars.read(message, target, caller) if self._grammars else NO_GRAMMAR
-        request = dataclasses.replace(checked, caller=caller)
-        read = partial(self._reader.read, message, target, request=request, grammar=grammar)
-        return await self._workers.run(read, account.name) if is_long(message) else read()
+        read = partial(self._reader.read, message, target, request=dataclasses.replace(checked, caller=caller))
+        request = await self._workers.run(read, account.name) if is_long(message) else read()
+        if self._grammars is None:
+            return request
+        prompt_end = self._prompts.end(request.prompt_ids) if message.reasoning else ""
+        grammar = await self._grammars.read(message, target, caller, prompt_end=prompt_end)
+        return dataclasses.replace(
+            request,
+            sampling=dataclasses.replace(request.sampling, grammar=grammar.text),
+            drafting=dataclasses.replace(request.drafting, grammar=grammar.compiled),
+        )
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""

@@ -7,6 +7,7 @@ model's author: it runs in a sandbox without access to Python's objects, and its
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,9 +19,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.tokenizer.files import TokenizerFiles
+from orchestrator.tokenizer.forms import Forms, find_forms
 from specdec.core.errors import InvalidArgument
 from specdec.runner.failures import in_words
 from specdec.runner.files import read_json, read_text
+
+log = logging.getLogger(__name__)
 
 MAX_RENDERED = 1 << 22
 """Characters of a rendered prompt."""
@@ -38,8 +42,8 @@ _END = "\ue000end of the last message\ue001"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """``messages``: dictionaries with role, content and more, as templates expect them. ``continues``: the prompt ends
-    within the last message. ``variables``: further ones of the template."""
+    """``messages``: as OpenAI's API has them; the content a text, a list of parts with texts, or None. ``continues``:
+    the prompt ends within the last message. ``variables``: further ones of the template."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -64,6 +68,7 @@ class ChatTemplate:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except Exception as error:  # a parser of a program, which its author may have nested in any way
             raise ValueError(f"the chat template cannot be read: {in_words(error)}") from error
+        self._forms = {name: self._find_forms(name) for name in self._templates}
 
     @staticmethod
     def read(files: TokenizerFiles) -> ChatTemplate | None:
@@ -77,31 +82,48 @@ class ChatTemplate:
             sources = {str(entry["name"]): str(entry["template"]) for entry in named}
         else:
             sources = {_DEFAULT: named} if isinstance(named, str) else {}
+        sources |= {file.stem: read_text(file) for file in files.further_templates}
         return ChatTemplate(sources, special_tokens(config)) if sources else None
 
     def render(self, conversation: Conversation) -> str:
         """The text of the prompt. Raises InvalidArgument if the template refuses the conversation."""
-        messages = [dict(message) for message in conversation.messages]
+        messages = list(conversation.messages)
         if conversation.continues:
             # A space after it shows whether the template keeps white space at the end of a message.
-            messages[-1]["content"] = f"{messages[-1]['content']}{_END} "
+            messages[-1] = {**messages[-1], "content": _with_end(messages[-1]["content"])}
+        name = _WITH_TOOLS if conversation.tools and _WITH_TOOLS in self._templates else _DEFAULT
+        name = name if name in self._templates else next(iter(self._templates))
         variables = {
-            **self._special_tokens,
             **conversation.variables,
-            "messages": messages,
+            "messages": self._forms[name].shaped(messages),
             "tools": list(conversation.tools) or None,
-            "documents": None,
             "add_generation_prompt": conversation.add_generation_prompt and not conversation.continues,
         }
-        name = _WITH_TOOLS if conversation.tools and _WITH_TOOLS in self._templates else _DEFAULT
-        template = self._templates.get(name) or next(iter(self._templates.values()))
+        text = self._rendered(name, variables)
+        return _cut(text) if conversation.continues else text
+
+    def _rendered(self, name: str, variables: Mapping[str, Any]) -> str:
         try:
-            text = _bounded(template.generate(variables))
+            return _bounded(self._templates[name].generate({**self._special_tokens, "documents": None, **variables}))
         except InvalidArgument:
             raise
         except Exception as error:  # a template is a program, which fails in any way
             raise InvalidArgument([("chat", f"the chat template refuses it: {error}")]) from error
-        return _cut(text) if conversation.continues else text
+
+    def _find_forms(self, name: str) -> Forms:
+        def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
+            try:
+                return self._rendered(name, {"messages": messages, "tools": tools, "add_generation_prompt": True})
+            except InvalidArgument:
+                return None
+
+        forms = find_forms(render)
+        log.info("forms of a chat template", extra={"template": name, **forms.in_words})
+        if forms.lost:
+            log.warning(
+                "a chat template leaves out parts of conversations", extra={"template": name, "parts": forms.lost}
+            )
+        return forms
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -112,6 +134,13 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(token, str):
             tokens[key] = token
     return tokens
+
+
+def _with_end(content: Any) -> Any:
+    """A content with the mark of its end."""
+    if isinstance(content, list):
+        return [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{_END} "}]
+    return f"{content or ''}{_END} "
 
 
 def _bounded(parts: Any) -> str:

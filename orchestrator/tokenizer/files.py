@@ -11,6 +11,7 @@ from pathlib import Path
 from specdec.runner.files import TOKENIZER, why_not_given
 
 CONFIG, TEMPLATE, GENERATION = "tokenizer_config.json", "chat_template.jinja", "generation_config.json"
+TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class TokenizerFiles:
     config: Path | None = None
     template: Path | None = None
     generation: Path | None = None
+    further_templates: tuple[Path, ...] = ()
+    """By their names, such as tool_use.jinja."""
 
 
 def find(name: str, revision: str = "") -> TokenizerFiles | None:
@@ -34,8 +37,10 @@ def find(name: str, revision: str = "") -> TokenizerFiles | None:
         return _fetched(name, revision)
     if revision:
         raise ValueError("--revision is for hub ids, and --tokenizer names a file or directory")
-    others = (file.parent / other for other in (CONFIG, TEMPLATE, GENERATION))
-    return TokenizerFiles(file, *(other if other.is_file() else None for other in others))
+    others = [file.parent / other for other in (CONFIG, TEMPLATE, GENERATION)]
+    config, template, generation = (other if other.is_file() else None for other in others)
+    further = tuple(sorted((file.parent / TEMPLATES).glob("*.jinja")))
+    return TokenizerFiles(file, config, template, generation, further)
 
 
 def _fetched(name: str, revision: str) -> TokenizerFiles:
@@ -43,7 +48,7 @@ def _fetched(name: str, revision: str) -> TokenizerFiles:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = [TOKENIZER, CONFIG, TEMPLATE, GENERATION]
+        wanted = [TOKENIZER, CONFIG, TEMPLATE, GENERATION, f"{TEMPLATES}/*.jinja"]
         directory = Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except Exception as error:  # the client passes on those of several libraries
         what = f"--tokenizer: {name} is neither a {TOKENIZER}, nor a directory with one, nor can a hub give it"

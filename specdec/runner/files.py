@@ -16,6 +16,7 @@ ADAPTER = "adapter_config.json"
 DESCRIPTIONS = (
     *("config.json", "generation_config.json", INDEX, ADAPTER),
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    "additional_chat_templates/*.jinja",
 )
 """All files that are read in addition to the weights."""
 

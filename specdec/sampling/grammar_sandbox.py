@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from llguidance import LLMatcher
 
@@ -47,6 +47,15 @@ _STACK_BYTES = 2 << 20
 _SPACES: JsonCompileOptions = {"whitespace_pattern": r"[\x20\n\r\t]{0,16}"}
 """Between the parts of JSON: without a bound, weak models write spaces for ever. A schema's x-guidance overrides it."""
 
+Reasoning = Literal["none", "open", "may open"]
+"""What the output may have before it matches a grammar: nothing, the rest of a reasoning, or a whole one."""
+
+_THOUGHT = 'thought[suffix="</think>"]: /(.|\\n)*/'
+_STARTS: dict[Reasoning, str] = {
+    "open": "start: thought /\\n{0,2}/ @answer",
+    "may open": 'start: ("<think>" thought /\\n{0,2}/)? @answer',
+}
+
 _TOO_LARGE = "takes too much time, memory or depth to compile"
 
 
@@ -62,14 +71,14 @@ class GrammarSandbox:
         for child in self._children:
             self._idle.put_nowait(child)
 
-    async def checked(self, form: str, text: str) -> str:
-        """The grammar in llguidance's form. Raises InvalidArgument that names ``form``, which is one of json_schema,
-        regex, choices (a list in JSON) and grammar (in Lark's form). Raises Overloaded if the machine has no time or
-        memory for a child."""
+    async def checked(self, form: str, text: str, reasoning: Reasoning = "none") -> str:
+        """The grammar in llguidance's form, behind reasoning. Raises InvalidArgument that names ``form``, which is one
+        of json_schema, regex, choices (a list in JSON) and grammar (in Lark's form). Raises Overloaded if the machine
+        has no time or memory for a child."""
         child, answer = await self._idle.get(), None
         try:
             async with asyncio.timeout(_WALL_S):
-                asked = partial(child.ask, {"form": form, "text": text})
+                asked = partial(child.ask, {"form": form, "text": text, "reasoning": reasoning})
                 answer = await asyncio.get_running_loop().run_in_executor(self._threads, asked)
         except OSError as error:  # a TimeoutError too
             log.warning("a child that reads grammars was lost", extra={"problem": repr(error)})
@@ -133,9 +142,11 @@ class _Child:
             pass
 
 
-def _answer(grammars: Grammars, form: str, text: str) -> dict[str, str]:
+def _answer(grammars: Grammars, form: str, text: str, reasoning: Reasoning) -> dict[str, str]:
     try:
         grammar = _read(form, text)
+        if reasoning != "none":
+            grammar = _behind(_STARTS[reasoning], grammar)
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             return {"problem": f"at most {MAX_GRAMMAR_BYTES} bytes as llguidance writes it"}
         grammars.compiled(grammar)
@@ -156,6 +167,13 @@ def _read(form: str, text: str) -> str:
         choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
     return LLMatcher.grammar_from_lark(text)
+
+
+def _behind(start: str, grammar: str) -> str:
+    """A grammar in Lark's form that goes on with another one, its @answer."""
+    answer, *others = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    first = {"name": "reasoning", "lark_grammar": f"{start}\n{_THOUGHT}"}
+    return json.dumps({"grammars": [first, {**answer, "name": "answer"}, *others]})
 
 
 def main() -> None:

@@ -246,8 +246,8 @@ async def test_noise_keyed_by_position_alone_is_found(monkeypatch: pytest.Monkey
 
 
 def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(keys: Sequence[noise.Key], *rest: Any) -> Tensor:
-        return function([key._replace(base=0) for key in keys], *rest)
+    def call(keys: Sequence[noise.Key], *rest: Any, **named: Any) -> Tensor:
+        return function([key._replace(base=0) for key in keys], *rest, **named)
 
     return call
 
@@ -255,7 +255,9 @@ def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @pytest.mark.slow
 async def test_target_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     verify = decision.verify_block
-    monkeypatch.setattr(decision, "verify_block", lambda target_probs, *rest: verify(target_probs.roll(1, 0), *rest))
+    monkeypatch.setattr(
+        decision, "verify_block", lambda target_probs, *rest, **named: verify(target_probs.roll(1, 0), *rest, **named)
+    )
     assert await run(monkeypatch, THREE, Method.BLOCK, NUM_TEXTS) < 1e-6
 
 

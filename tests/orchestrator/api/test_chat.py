@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from orchestrator.api.chat import conversation
+from orchestrator.api.chat import chat_problems, conversation
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_reader import RequestReader
 from orchestrator.tokenizer.chat_template import ChatTemplate
@@ -98,10 +98,7 @@ def test_tools_and_variables_reach_the_template():
         ({"messages": [{"content": "a"}]}, "chat.messages[0].role"),
         ({"messages": [{"role": "r" * 65}]}, "chat.messages[0].role"),
         ({"messages": [USER, {"role": "a", "tool_calls": [{"id": "1"}]}]}, "chat.messages[1].tool_calls[0].name"),
-        (
-            {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments_json": "[1]"}]}]},
-            "chat.messages[0].tool_calls[0].arguments_json",
-        ),
+        ({"messages": [{**USER, "content_parts": ["a"]}]}, "chat.messages[0].content_parts"),
         ({"messages": [USER], "tools_json": "{}"}, "chat.tools_json"),
         ({"messages": [USER], "tools_json": "[" * 10_000}, "chat.tools_json"),
         ({"messages": [USER], "template_kwargs_json": "[]"}, "chat.template_kwargs_json"),
@@ -124,13 +121,26 @@ DEEP, HALF = '{"a": ' * 100 + "[]" + "}" * 100, '{"a": "\\ud800"}'
 
 @pytest.mark.parametrize("text", [DEEP, '{"a": ' * 900 + "1" + "}" * 900, "[" * 10_000, HALF, '{"\\udfff": 1}'])
 def test_json_that_no_prompt_can_show_is_refused_by_the_name_of_its_field(text):
-    called = {"role": "assistant", "tool_calls": [{"name": "f", "arguments_json": text}]}
     for chat, field in (
         ({"messages": [USER], "template_kwargs_json": text}, "chat.template_kwargs_json"),
         ({"messages": [USER], "tools_json": f"[{text}]"}, "chat.tools_json"),
-        ({"messages": [USER, called]}, "chat.messages[1].tool_calls[0].arguments_json"),
     ):
         assert list(refused(chat)) == [field]
+
+
+@pytest.mark.parametrize("text", ['{"a": "b', "[1]", "null", "x", DEEP, HALF, '{"a": ' * 900 + "1" + "}" * 900])
+@pytest.mark.parametrize(
+    ("shows", "expected"),
+    [("arguments", "{}"), ("arguments | string | trim", "{}"), ("arguments.items() | list", "[('arguments', {!r})]")],
+)
+def test_arguments_that_a_model_broke_are_shown_as_they_are(text: str, shows: str, expected: str) -> None:
+    """A session whose history has them would be lost otherwise. A template that needs an object gets one."""
+    source = "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}{{ call.function.SHOWS }}{% endfor %}"
+    template = ChatTemplate({"default": source.replace("SHOWS", shows) + "{% endfor %}"}, {})
+    called = {"role": "assistant", "tool_calls": [{"name": "f", "arguments_json": text}]}
+    chat = generation_pb2.ChatMessages(messages=[called])  # type: ignore[list-item]
+    assert not list(chat_problems(chat))
+    assert template.render(conversation(chat)) == expected.format(text)
 
 
 def test_json_may_be_deep_and_have_any_character():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from llguidance import LLMatcher, LLTokenizer
 
 from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.sampling.grammar_sandbox import GrammarSandbox
@@ -96,3 +97,27 @@ def kill_children() -> None:
     for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         if b"grammar_sandbox" in Path(f"/proc/{child}/cmdline").read_bytes():
             os.kill(int(child), signal.SIGKILL)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("form", "text", "answer"),
+    [
+        ("json_schema", SIMPLE, '{"a": 1}'),
+        ("regex", "[a-f]+", "fade"),
+        ("choices", '["yes"]', "yes"),
+        ("grammar", 'start: "x"', "x"),
+    ],
+)
+async def test_a_grammar_binds_behind_reasoning(sandbox: GrammarSandbox, form: str, text: str, answer: str) -> None:
+    tokenizer = LLTokenizer(str(TOKENIZER), n_vocab=VOCAB, eos_token=[0])
+    for reasoning, right, wrong in (
+        ("none", [answer], ["So.</think>" + answer]),
+        ("open", ["So.\n</think>\n\n" + answer, "</think>" + answer], ["So.</think>!"]),
+        ("may open", [answer, "<think>So.\n</think>\n\n" + answer], ["So.", "<think>So.</think>!"]),
+    ):
+        matcher = LLMatcher(tokenizer, await sandbox.checked(form, text, reasoning), log_level=0)  # type: ignore[arg-type]
+        for output in (*right, *wrong):
+            copy, ids = matcher.deep_copy(), tokenizer.tokenize_str(output)
+            matches = copy.try_consume_tokens(ids) == len(ids) and copy.is_accepting()
+            assert matches is (output in right), (reasoning, output)
