@@ -25,13 +25,14 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from torch import Tensor
 
-from draft_service.drafter import DraftSequence, Node
+from draft_service.drafter import DraftSequence
 from draft_service.drafters import proposal
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client
 from specdec.core import noise
 from specdec.core.errors import ReplicaLost, SpecdecError
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import Candidate
 from specdec.sampling import draft_draws
 from specdec.speculation import verification
 from specdec.transport.wire import write_method
@@ -276,14 +277,14 @@ async def test_a_residual_that_is_the_target_itself_is_found(monkeypatch: pytest
 class ChoosyDrafter(LanguageModelDrafter):
     """Ends its chain before a token that it finds unlikely itself."""
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         return [
             nodes if nodes is None or isinstance(nodes, SpecdecError) else [node for node in nodes if _likely(node)]
             for nodes in super().grow(sequences)
         ]
 
 
-def _likely(node: Node) -> bool:
+def _likely(node: Candidate) -> bool:
     assert node.draft_probs is not None
     weights = dict(zip(node.draft_probs.token_ids, node.draft_probs.weights, strict=True))
     return weights[node.token_id] >= 0.5 * sum(weights.values())
