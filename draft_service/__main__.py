@@ -41,11 +41,11 @@ class DraftSettings(ModelServiceSettings):
 
 def _drafter(settings: DraftSettings) -> Drafter:
     if settings.ngram:
-        from draft_service.drafters.ngram import NgramDrafter
+        from draft_service.drafters.ngram_drafter import NgramDrafter
 
         return NgramDrafter.load(Path(settings.ngram))
     if settings.engine == "vllm":
-        from draft_service.drafters.vllm import SAMPLER, VllmDrafter
+        from draft_service.drafters.vllm_drafter import SAMPLER, VllmDrafter
         from specdec.vllm.loading import load_engine
 
         return VllmDrafter(*load_engine(settings, SAMPLER, prefix_caching=False))
@@ -54,9 +54,11 @@ def _drafter(settings: DraftSettings) -> Drafter:
 
     runner = load_runner(settings)
     if settings.target_tokenizer:
-        from draft_service.drafters.translated import TranslatedDrafter
+        from draft_service.drafters.other_vocabulary.drafter import OtherVocabularyDrafter
 
-        return TranslatedDrafter.load(runner, settings.model, settings.revision, Path(settings.target_tokenizer))
+        return OtherVocabularyDrafter.load(
+            runner, settings.model, revision=settings.revision, target=Path(settings.target_tokenizer)
+        )
     return LanguageModelDrafter(runner, runner.grammars)
 
 

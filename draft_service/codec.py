@@ -47,8 +47,8 @@ class DraftCodec:
     def frames(
         self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
     ) -> Iterator[draft_pb2.DraftResponse]:
-        told = wire.write_load(load)
-        return framed(lambda: draft_pb2.DraftResponse(load=told), itertools.starmap(_entry, results))
+        load_message = wire.write_load(load)
+        return framed(lambda: draft_pb2.DraftResponse(load=load_message), itertools.starmap(_entry, results))
 
 
 def _entry(sequence: int, result: Any) -> tuple[str, Any]:

@@ -1,7 +1,6 @@
 """The engine of the draft service: applies advances, chooses what the next pass grows, and reports growths.
 
-Knows the protocol (advances, budgets, superseding, draining); does not know how a node is proposed (see Drafter).
-Imports no torch.
+It handles the protocol (advances, budgets, superseding, draining); a Drafter proposes nodes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from draft_service.advance import Work
-from draft_service.budgets import MOST_NODES, check_in_flight, granted
+from draft_service.budgets import MAX_AHEAD_NODES, check_in_flight, granted
 from draft_service.drafter import Drafter, DraftSequence
 from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.core.limits import MAX_TREE_ROWS, take_turns
@@ -28,7 +27,7 @@ _REPORTS_PER_PASS = 8
 """Growths ahead reported per pass, about: of n sequences each reports every n / 8 passes. With 32 sequences, reports
 after every pass cost the orchestrator two thirds more time than after every fourth, at the same hit rate."""
 
-_Found = TypeVar("_Found")
+_Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +62,9 @@ class DraftEngine:
         if budget.max_nodes and not open_.spec.keyed_by_token:
             method = open_.spec.method.value
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
-        memory = self._drafter.open(open_.spec)
         ids = array("I", open_.spec.token_ids)
-        sequence = DraftSequence(open_.spec, ids, memory=memory)
-        _expect(sequence, budget)
-        self._works[key] = self._fresh[key] = Work(
-            sequence, AcceptanceModel(self._chances), 0, budget, self._context_length
-        )
+        sequence = DraftSequence(open_.spec, ids, state=self._drafter.open(open_.spec))
+        self._begin(key, sequence, AcceptanceModel(self._chances), advance=0, budget=budget)
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
         work = self._works.get(key)
@@ -87,27 +82,29 @@ class DraftEngine:
             superseded.append(work.answer(GrowthEnd.SUPERSEDED))
         # Under token and block verification the draws depend on the base, so a new base starts an empty tree.
         keyed = sequence.spec.keyed_by_token
-        told = sequence.tree.prefix(work.num_told).descend(advance.token_ids) if keyed else EMPTY_TREE
+        reported = sequence.tree.prefix(work.num_reported).descend(advance.token_ids) if keyed else EMPTY_TREE
         sequence.tree = work.chances.descended(sequence.tree, advance.token_ids) if keyed else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         in_flight = advance.in_flight if budget.max_ahead else EMPTY_TREE
         # Nodes in flight come first, then the nodes reported before, then the rest. Each group keeps its order.
-        num_told = len(in_flight.merge(told))
-        sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
+        num_reported = len(in_flight.merge(reported))
+        sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MAX_AHEAD_NODES)
         if budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
-        _expect(sequence, budget)
-        self._works[key] = self._fresh[key] = Work(
-            sequence,
-            work.chances,
-            advance.number,
-            budget,
-            self._context_length,
-            # Growing feeds the committed ids. If nothing is to be grown, they are fed in a pass with spare time.
-            learnt=bool(budget.max_nodes or budget.max_ahead),
-            num_told=min(num_told, len(sequence.tree)),
-            superseded=superseded,
-        )
+        work = self._begin(key, sequence, work.chances, advance=advance.number, budget=budget)
+        # Growing feeds the committed ids. If nothing is to be grown, they are fed in a pass with spare time.
+        work.learnt = bool(budget.max_nodes or budget.max_ahead)
+        work.num_reported = min(num_reported, len(sequence.tree))
+        work.superseded = superseded
+
+    def _begin(
+        self, key: Key, sequence: DraftSequence, chances: AcceptanceModel, *, advance: int, budget: Budget
+    ) -> Work:
+        sequence.num_siblings = budget.max_siblings
+        sequence.num_candidates = max(1 + budget.max_siblings, len(PRIOR) if budget.max_ahead else 1)
+        work = Work(sequence, chances, advance=advance, budget=budget, context_length=self._context_length)
+        self._works[key] = self._fresh[key] = work
+        return work
 
     def close(self, key: Key) -> None:
         self._fresh.pop(key, None)
@@ -141,7 +138,7 @@ class DraftEngine:
         works = list(self._works.values())
         used, total = self._drafter.cache_use()
         num_waiting = sum(not (work.answered and work.learnt) for work in works)
-        return Load(len(works), num_waiting, used, total, self._passes)
+        return Load(len(works), num_waiting, kv_slots_used=used, kv_slots_total=total, passes=self._passes)
 
     def step(self, poll: Callable[[], None] = noop) -> Results:
         """One pass. It grows every requested tree by a level, or by several if the drafter can. If none is requested,
@@ -184,7 +181,7 @@ class DraftEngine:
     def _ahead_in_turn(self, unanswered: Mapping[Key, Work]) -> dict[Key, Work]:
         # All sequences share the fixed time of a pass; the time of a row is charged to the sequence that adds it.
         pass_rows = PASS_ROWS / max(1, len(unanswered))
-        return self._in_turn({key: max(1, len(work.choose_spots(pass_rows))) for key, work in unanswered.items()})
+        return self._in_turn({key: max(1, len(work.choose_branches(pass_rows))) for key, work in unanswered.items()})
 
     def _grow(self, growing: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         for work in growing.values():
@@ -203,8 +200,8 @@ class DraftEngine:
         results: list[tuple[Key, Growth | SpecdecError]] = []
         growing: dict[Key, Work] = {}
         for key, work in ahead.items():
-            work.sequence.spots = work.spots
-            if work.sequence.spots:
+            work.sequence.branches = work.branches
+            if work.branches:
                 growing[key] = work
             else:
                 results.append((key, work.answer(GrowthEnd.BUDGET)))
@@ -212,7 +209,7 @@ class DraftEngine:
             return results
         grown = self._run(self._drafter.grow, growing)
         for (key, work), nodes in zip(growing.items(), grown, strict=True):
-            work.sequence.spots = ()  # work.spots stays, for the next pass, if this one only took in the text (None)
+            work.sequence.branches = ()  # work.branches stays for the next pass if this one took in the text (None)
             if isinstance(nodes, Overloaded):
                 results.append((key, work.answer(GrowthEnd.UNLIKELY)))  # no memory for nodes grown ahead
             elif isinstance(nodes, SpecdecError):
@@ -234,12 +231,12 @@ class DraftEngine:
         return results
 
     def _run(
-        self, verb: Callable[[Sequence[DraftSequence]], Sequence[_Found]], works: Mapping[Key, Work]
-    ) -> list[_Found | SpecdecError]:
-        def compute(sequences: Sequence[DraftSequence]) -> Sequence[_Found]:
+        self, verb: Callable[[Sequence[DraftSequence]], Sequence[_Outcome]], works: Mapping[Key, Work]
+    ) -> list[_Outcome | SpecdecError]:
+        def compute(sequences: Sequence[DraftSequence]) -> Sequence[_Outcome]:
             for sequence in sequences:
-                if sequence.memory is None:  # lost, or the drafter needs none
-                    sequence.memory = self._drafter.open(sequence.spec)
+                if sequence.state is None:  # lost, or the drafter needs none
+                    sequence.state = self._drafter.open(sequence.spec)
             return verb(sequences)
 
         outcomes = run_pass(compute, [work.sequence for work in works.values()], self._lose)
@@ -247,11 +244,6 @@ class DraftEngine:
         return outcomes
 
     def _lose(self, sequence: DraftSequence) -> None:
-        memory, sequence.memory = sequence.memory, None
-        if memory is not None:
-            self._drafter.close(memory)
-
-
-def _expect(sequence: DraftSequence, budget: Budget) -> None:
-    sequence.num_siblings = budget.max_siblings
-    sequence.num_guesses = max(1 + budget.max_siblings, len(PRIOR) if budget.max_ahead else 1)
+        state, sequence.state = sequence.state, None
+        if state is not None:
+            self._drafter.close(state)

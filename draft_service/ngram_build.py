@@ -29,18 +29,18 @@ def main(
         # Imported here, since numpy is an extra.
         from draft_service.drafters.ngram_model import build
 
-        found = read_tokenizer(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer)
+        reader = read_tokenizer(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except ImportError as error:
         print(f"specdec: {lacks(error)}", file=sys.stderr)
         raise typer.Exit(2) from error
-    every = [each for file in files for each in (sorted(file.rglob("*")) if file.is_dir() else [file])]
+    entries = [entry for path in files for entry in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     texts = []
-    for each in track([each for each in every if each.is_file()], "Reading", console=console):
+    for file in track([entry for entry in entries if entry.is_file()], "Reading", console=console):
         with contextlib.suppress(UnicodeDecodeError):  # no text
-            texts.append(found.encode(each.read_text("utf-8"), add_special_tokens=False).ids)
-    vocabulary = Vocabulary.of(found)
+            texts.append(reader.encode(file.read_text("utf-8"), add_special_tokens=False).ids)
+    vocabulary = Vocabulary.of(reader)
     with console.status("Counting ..."):
         model = build(texts, len(vocabulary), vocabulary.fingerprint)
         model.save(output)

@@ -26,6 +26,5 @@ def create_server(drafter: Drafter, settings: EngineSettings) -> ModelServer:
     """A server that is not started yet. Call this on the event loop that will serve."""
     engine = DraftEngine(drafter, settings.max_sequences)
     servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, "draft-model")
-    return ModelServer(
-        servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server, SERVICE, settings, role="draft", stream="Draft"
-    )
+    add = draft_pb2_grpc.add_DraftServiceServicer_to_server
+    return ModelServer(servicer, add, SERVICE, settings, role="draft", stream="Draft")

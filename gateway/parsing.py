@@ -7,6 +7,7 @@ can make such a call do is bounded before: the objects and lists of a body, and 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -43,7 +44,7 @@ class StrictBody(BaseModel):
         """The fields that ask for something. A whole number may be written as 6.0."""
         if not isinstance(value, dict):
             return value
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = _names(cls)
         ignores = bool(info.context) or cls.model_config.get("extra") == "ignore"
         fields = {
             name: int(field) if isinstance(field, float) and field.is_integer() else field
@@ -59,6 +60,12 @@ class StrictBody(BaseModel):
     def asks(cls, name: str, fields: dict[str, Any]) -> bool:
         """Whether one of ``fields`` that is not supported asks for anything."""
         return fields[name] not in (None, "", [])  # {} is a schema
+
+
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    """The fields of a kind of body, as JSON names them."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 class HistoryBody(StrictBody):

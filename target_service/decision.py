@@ -53,7 +53,7 @@ def decide(cases: Sequence[Case], outputs: Sequence[RowOutputs], backend: Backen
     submitted, cases = cases, _without_false_draws(cases)
     target_tokens: dict[int, Sequence[int]] = {}  # by case that is keyed by token
     for index, case in enumerate(cases):
-        if case.sampling.takes_likeliest and (most_likely := outputs[index].likeliest) is not None:
+        if case.sampling.takes_most_likely and (most_likely := outputs[index].most_likely) is not None:
             target_tokens[index] = most_likely
     others = [index for index in range(len(cases)) if index not in target_tokens]
     keyed = [index for index in others if cases[index].spec.keyed_by_token]

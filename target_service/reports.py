@@ -42,4 +42,4 @@ def _logprobs(rows: Mapping[Task, _Rows], logits_per_call: int) -> dict[Task, Lo
     if not rows:
         return {}
     logits, tokens, num_top = zip(*rows.values(), strict=True)
-    return dict(zip(rows, logprobs_of(logits, tokens, num_top, most_logits=logits_per_call), strict=True))
+    return dict(zip(rows, logprobs_of(logits, tokens, num_top, logits_per_call=logits_per_call), strict=True))

@@ -52,7 +52,7 @@ class VllmVerifier:
 
     def verify(self, jobs: Sequence[Job[VllmState]]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        nodes = [job.tree.likeliest_chains()[: self._engine.max_chain] for job in jobs]
+        nodes = [job.tree.most_likely_chains()[: self._engine.max_chain] for job in jobs]
         chains, extras = {}, {}
         for job, chain in zip(jobs, nodes, strict=True):
             spec, state = job.open.spec, job.state

@@ -46,7 +46,7 @@ async def over_grpc(client: Client, timeout_s: float | None = None, **fields: An
 
 
 def _flat(logprobs: Any) -> list[Any]:
-    """Per token: its logprob, and the likeliest tokens with theirs."""
+    """Per token: its logprob, and the most likely tokens with theirs."""
     top = len(logprobs.top_ids) // max(1, len(logprobs.logprobs))
     pairs = list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
     return [(logprob, *pairs[i * top : i * top + top]) for i, logprob in enumerate(logprobs.logprobs)]

@@ -33,5 +33,5 @@ def refused_targets(ours: Path, theirs: Path) -> dict[str, tuple[Path | None, st
     return {
         "it does not speak TLS": (None, "target"),
         "not from a CA that tls_ca names": (theirs, "target"),
-        "not made out to target": (ours, "draft"),
+        "not issued for target": (ours, "draft"),
     }

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draft_service.drafter import DraftSequence, Node, Spot
+from draft_service.drafter import Branch, DraftSequence
 from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.core.rounds import AHEAD, LOGPROBS, SELF_DRAFT, SIBLINGS, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.speculation.acceptance import PRIOR
 from target_service.verifier import Decision, Job
 
@@ -55,7 +55,7 @@ class Table:
         return token if right else (token + 1) % self.vocab_size
 
     def guesses(self, spec: SequenceSpec, tail: Sequence[int], position: int, count: int) -> list[int]:
-        """The draft's first ``count`` candidates at ``position``, all different, the likeliest first."""
+        """The draft's first ``count`` candidates at ``position``, all different, the most likely first."""
         token, first = self.next_token(spec, tail, position), self.guess(spec, tail, position)
         right = self._hash(spec, tail, position, 3) % 10_000 < self.runner_up * 10_000
         others = [token if first != token and right else (token + 2) % self.vocab_size]
@@ -70,8 +70,8 @@ class Table:
         return hash((salt, seed, position, *tail[-_ORDER:]))
 
     def logprobs(self, ids: Sequence[int], start: int, spec: SequenceSpec, num_top: int) -> Logprobs:
-        """Of the tokens from position ``start`` on. The target's next token is the likeliest one at each position, and
-        each further one of the vocabulary e times less likely."""
+        """Of the tokens from position ``start`` on. The next token of the target is the most likely one at each
+        position, and each further one of the vocabulary e times less likely."""
         logprobs: list[float] = []
         top_ids: list[int] = []
         top_logprobs: list[float] = []
@@ -239,21 +239,21 @@ class TableDrafter:
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         if self._step_s:
             time.sleep(self._step_s)
-        grown: list[Sequence[Node] | SpecdecError | None] = []
+        grown: list[Sequence[Candidate] | SpecdecError | None] = []
         for sequence in sequences:
-            spots = sequence.spots or (Spot(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
-            grown.append([node for spot in spots for node in self._children(sequence, spot)])
+            branches = sequence.branches or (Branch(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
+            grown.append([node for branch in branches for node in self._children(sequence, branch)])
         return grown
 
-    def _children(self, sequence: DraftSequence, spot: Spot) -> list[Node]:
+    def _children(self, sequence: DraftSequence, branch: Branch) -> list[Candidate]:
         tree = sequence.tree
-        path = [tree.token_ids[node] for node in tree.path(spot.parent)]
+        path = list(tree.path_ids(branch.parent))
         tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
-        guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), spot.num_children)
-        return [Node(spot.parent, token) for token in guesses if tree.child(spot.parent, token) is None]
+        guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), branch.num_children)
+        return [Candidate(branch.parent, token) for token in guesses if tree.child(branch.parent, token) is None]
 
 
 @dataclass(slots=True)

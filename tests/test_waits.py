@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draft_service.drafter import DraftSequence
-from draft_service.drafters.proposal import draw, guess
+from draft_service.drafters.proposal import draw, rank
 from specdec.backends.packed_pass import PackedPass
 from specdec.backends.torch.backend import TorchBackend
 from specdec.core.noise import Domain, Key, exponentials
@@ -76,9 +76,9 @@ def test_proposals_wait_as_often_for_many_as_for_few(method: Method, params: Sam
     waits = []
     for num_sequences in (2, 9):
         cases, logits = zip(*(example(seed, 0, method, params) for seed in range(num_sequences)), strict=True)
-        sequences = [DraftSequence(case.spec, case.ids, memory=Memory(case.sampling)) for case in cases]
+        sequences = [DraftSequence(case.spec, case.ids, state=Memory(case.sampling)) for case in cases]
         for sequence in sequences:
-            sequence.num_guesses = 3
+            sequence.num_candidates = 3
         expected = proposed(sequences, outputs_of(logits, CPU), CPU)
         with CountedDevice() as device:
             assert proposed(sequences, outputs_of(logits, DEVICE), DEVICE) == expected
@@ -90,7 +90,7 @@ def test_proposals_wait_as_often_for_many_as_for_few(method: Method, params: Sam
 def proposed(sequences: Sequence[DraftSequence], outputs: Sequence[RowOutputs], device: torch.device) -> list[Any]:
     if sequences[0].spec.keyed_by_token:
         places = [(each, each.tree, of_rows) for each, of_rows in zip(sequences, outputs, strict=True)]
-        return [*guess(places, TorchBackend(device, LOGITS_PER_CALL))]
+        return [*rank(places, TorchBackend(device, LOGITS_PER_CALL))]
     return [*draw(sequences, [each.logits for each in outputs], LOGITS_PER_CALL)]
 
 

@@ -41,7 +41,7 @@ class BlankSettings(EngineSettings):
 
 
 class BlankRunner:
-    """In place of specdec.runner.model_runner.ModelRunner: one token is the likeliest after any text."""
+    """In place of specdec.runner.model_runner.ModelRunner: one token is the most likely after any text."""
 
     def __init__(self, settings: BlankSettings) -> None:
         self.backend = choose("torch", torch.device("cpu"))

@@ -1,5 +1,5 @@
-"""Runs benchmarks from a shell, with the services as processes.
+"""The runner of benchmarks: services as processes or what is running, questions by name, turns, tables, files, charts.
 
 Imports specdec.cli.
-Start at deployment.py.
+Start at runner.py; ../tasks.py is a short use of it.
 """

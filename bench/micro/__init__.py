@@ -1,4 +1,4 @@
-"""Microbenchmarks of the message path, and the pass times of table models.
+"""Microbenchmarks of the message path.
 
 Imports specdec and bench.harness.
 Start at rounds.py.

@@ -6,20 +6,19 @@ Ahead of the verdict it proposes a tree. Each node is fed once.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from draft_service.drafter import DraftSequence, Node, Spot
-from draft_service.drafters.proposal import Ranking, draw, guess
+from draft_service.drafter import Branch, DraftSequence
+from draft_service.drafters.proposal import Ranking, draw, rank
 from draft_service.drafters.tree_cache import TreeCache
 from specdec.core.errors import Overloaded, SpecdecError
 from specdec.core.limits import MAX_TREE_ROWS
 from specdec.core.one_by_one import one_by_one
 from specdec.core.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.core.sequence import Draw, SequenceSpec
-from specdec.core.tree import EMPTY_TREE, ROOT
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate
 from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
 from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import fair_share, rows_to_feed
@@ -33,16 +32,20 @@ _MAX_FURTHER_ROWS = 64
 
 
 @dataclass(slots=True)
-class _Memory:
+class LmState:
+    """``sampling`` is None while the ``grammar`` is not compiled. Each cached row has ``num_candidates`` at least."""
+
     cache: TreeCache
     spec: SequenceSpec
     grammar: Future[Compiled] | None
-    sampling: SamplingState | None = None  # None: the grammar is not compiled yet
-    num_guesses: int = 0  # per cached row, at least
+    sampling: SamplingState | None = None
+    num_candidates: int = 0
 
 
-_Place = tuple[DraftSequence, Sequence[Spot], RowOutputs | None, bool]
-"""A sequence, where it grows, the outputs of its rows in a pass, and whether all rows are there."""
+_Sequence = DraftSequence[LmState]
+
+_Fed = tuple[_Sequence, RowOutputs | None, bool]
+"""A sequence, the outputs of its rows in a pass, and whether all rows are there."""
 
 
 class LanguageModelDrafter:
@@ -60,17 +63,17 @@ class LanguageModelDrafter:
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
         )
 
-    def open(self, spec: SequenceSpec) -> _Memory:
+    def open(self, spec: SequenceSpec) -> LmState:
         grammar = self._grammars.start(spec.sampling.grammar, spec.cache_salt) if self._grammars is not None else None
-        memory = _Memory(TreeCache(self._runner.new_cache(spec.cache_salt)), spec, grammar)
+        state = LmState(TreeCache(self._runner.new_cache(spec.cache_salt)), spec, grammar)
         if grammar is None:
-            memory.sampling = SamplingState(spec)
-        self._caches.add(memory.cache)
-        return memory
+            state.sampling = SamplingState(spec)
+        self._caches.add(state.cache)
+        return state
 
-    def close(self, memory: _Memory) -> None:
-        memory.cache.text.release()
-        self._caches.discard(memory.cache)
+    def close(self, state: LmState) -> None:
+        state.cache.text.release()
+        self._caches.discard(state.cache)
 
     def request_yield(self, requested: bool) -> None:
         self._runner.request_yield(requested)
@@ -78,110 +81,117 @@ class LanguageModelDrafter:
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
+    def learn(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
         # All ids but the root: the first step of growing feeds the root and reads its logits.
         ends = [min(sequence.base, self.info.context_length) - 1 for sequence in sequences]
         return self._feed(sequences, ends, [()] * len(ends))[0]
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         outcomes = self._take_in(sequences)
         ready = [index for index, outcome in enumerate(outcomes) if outcome is True]
         grown = self._grow([sequences[index] for index in ready]) if ready else []
-        nodes = dict(zip(ready, grown, strict=True))
-        return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(outcomes)]
+        candidates = dict(zip(ready, grown, strict=True))
+        return [candidates[index] if outcome is True else outcome or None for index, outcome in enumerate(outcomes)]
 
-    def _take_in(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
+    def _take_in(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
         """Count the ids of each sequence. False: its grammar is not compiled yet."""
-        compiling = [sequence.memory.grammar for sequence in sequences if sequence.memory.sampling is None]
-        if len(compiling) == len(sequences):
-            wait_for_any(compiling)
+        grammars = [sequence.state.grammar for sequence in sequences if sequence.state.sampling is None]
+        if len(grammars) == len(sequences):
+            wait_for_any([grammar for grammar in grammars if grammar is not None])
         outcomes: list[SpecdecError | bool] = []
         for sequence in sequences:
-            memory: _Memory = sequence.memory
+            state = sequence.state
             try:
-                if memory.sampling is None and memory.grammar is not None and memory.grammar.done():
-                    memory.sampling = SamplingState(memory.spec, memory.grammar.result().mask())
+                if state.sampling is None and state.grammar is not None and state.grammar.done():
+                    state.sampling = SamplingState(state.spec, state.grammar.result().mask())
             except SpecdecError as error:
                 outcomes.append(error)
             else:
-                outcomes.append(memory.sampling is not None and (memory.sampling.take_in(sequence.ids) or True))
+                outcomes.append(state.sampling is not None and (state.sampling.take_in(sequence.ids) or True))
         return outcomes
 
-    def _grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
-        spots = [each.spots or (Spot(len(each.tree) - 1, 1 + each.num_siblings),) for each in sequences]
-        done, read = self._feed(sequences, [sequence.base for sequence in sequences], spots)
-        places = {
-            index: (sequences[index], spots[index], read.get(index), outcome is True)
+    def _grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
+        branches = [sequence.next_branches for sequence in sequences]
+        done, read = self._feed(sequences, [sequence.base for sequence in sequences], branches)
+        fed = {
+            index: (sequences[index], read.get(index), outcome is True)
             for index, outcome in enumerate(done)
             if outcome is True or index in read
         }
-        proposed = dict(zip(places, one_by_one(self._propose, list(places.values())), strict=True))
+        proposed = dict(zip(fed, one_by_one(self._propose, list(fed.values())), strict=True))
         errors = [outcome if isinstance(outcome, SpecdecError) else None for outcome in done]
         return [proposed.get(index, error) for index, error in enumerate(errors)]
 
-    def _propose(self, places: Sequence[_Place]) -> list[Sequence[Node] | None]:
-        """Store the guesses after the rows that were read. Returns the nodes of the sequences that are ready."""
-        read = [(sequence, outputs) for sequence, _, outputs, _ in places if outputs is not None]
-        self._guess(read)
-        drawn = [
-            (sequence, outputs) for sequence, _, outputs, ready in places if ready and not sequence.spec.keyed_by_token
+    def _propose(self, fed: Sequence[_Fed]) -> list[Sequence[Candidate] | None]:
+        """Store the candidates after the rows that were read. Returns those of the sequences that are ready."""
+        self._rank([(sequence, outputs) for sequence, outputs, _ in fed if outputs is not None])
+        drawing = [
+            (sequence, outputs.logits[-1:])
+            for sequence, outputs, ready in fed
+            if ready and not sequence.spec.keyed_by_token and outputs is not None
         ]
-        logits = [outputs.logits[-1:] for _, outputs in drawn if outputs is not None]
-        nodes = iter(draw([sequence for sequence, _ in drawn], logits, self._runner.backend.logits_per_call))
-        found: list[Sequence[Node] | None] = []
-        for sequence, spots, _, ready in places:
+        logits = [rows for _, rows in drawing]
+        drawn = iter(draw([sequence for sequence, _ in drawing], logits, self._runner.backend.logits_per_call))
+        proposed: list[Sequence[Candidate] | None] = []
+        for sequence, _, ready in fed:
             if not ready:
-                found.append(None)
+                proposed.append(None)
             elif not sequence.spec.keyed_by_token:
-                found.append(next(nodes))
+                proposed.append(next(drawn).below(len(sequence.tree) - 1, 1))
             else:
-                found.append(_children(sequence, spots) if sequence.spots else _chain(sequence))
-        return found
+                proposed.append(_children(sequence) if sequence.branches else _chain(sequence))
+        return proposed
 
-    def _guess(self, read: Sequence[tuple[DraftSequence, RowOutputs]]) -> None:
-        """Store the guesses after the fed rows, also if rows of the same sequence are still to be fed."""
-        places = [(each, each.memory.cache.tree, outputs) for each, outputs in read if each.spec.keyed_by_token]
-        for (sequence, *_), guesses in zip(places, guess(places, self._ranking), strict=True):
-            sequence.memory.cache.learn(guesses)
-            sequence.memory.num_guesses = min(sequence.memory.num_guesses, sequence.num_guesses)
+    def _rank(self, read: Sequence[tuple[_Sequence, RowOutputs]]) -> None:
+        """Store the candidates after the fed rows, also if rows of the same sequence are still to be fed."""
+        inputs = [
+            (sequence, sequence.state.cache.tree, outputs) for sequence, outputs in read if sequence.spec.keyed_by_token
+        ]
+        for (sequence, *_), candidates in zip(inputs, rank(inputs, self._ranking), strict=True):
+            state = sequence.state
+            state.cache.learn(candidates)
+            state.num_candidates = min(state.num_candidates, sequence.num_candidates)
 
     def _feed(
-        self, sequences: Sequence[DraftSequence], ends: Sequence[int], spots: Sequence[Sequence[Spot]]
+        self, sequences: Sequence[_Sequence], ends: Sequence[int], branches: Sequence[Sequence[Branch]]
     ) -> tuple[list[SpecdecError | bool], dict[int, RowOutputs]]:
-        """Feed each text up to its end in ``ends``, and then the tree's nodes down to its ``spots``.
+        """Feed each text up to its end in ``ends``, and then the tree's nodes down to its ``branches``.
 
         Returns, per sequence, whether all of that is cached (False: it takes another pass) or the error; and by index
         the outputs of the root and nodes that were fed.
         """
-        caches: list[TreeCache] = [sequence.memory.cache for sequence in sequences]
-        self._follow(sequences, spots)
+        caches = [sequence.state.cache for sequence in sequences]
+        self._follow(sequences, branches)
         counts = self._num_to_feed(sequences, ends)
         stops = [len(cache.text) + counts.get(index, 0) for index, cache in enumerate(caches)]
         done: list[SpecdecError | bool] = [stop >= end for stop, end in zip(stops, ends, strict=True)]
         lacking = {
-            index: caches[index].lacking((spot.parent for spot in spots[index]), sequence.tree)
+            index: caches[index].lacking((branch.parent for branch in branches[index]), sequence.tree)
             for index, sequence in enumerate(sequences)
             if stops[index] == sequence.base
         }
-        most = fair_share([len(nodes) for nodes in lacking.values()], MAX_TREE_ROWS)
+        max_nodes = fair_share([len(nodes) for nodes in lacking.values()], MAX_TREE_ROWS)
         rows: dict[int, tuple[Sequence[int], list[int]]] = {}  # ids and nodes
         for index, (cache, sequence) in enumerate(zip(caches, sequences, strict=True)):
             ids: Sequence[int] = sequence.ids[len(cache.text) : stops[index]]
             nodes = lacking.get(index, [])
-            if len(nodes) > most:
-                nodes, done[index] = nodes[:most], False
+            if len(nodes) > max_nodes:
+                nodes, done[index] = nodes[:max_nodes], False
             if ids or nodes:
                 rows[index] = ids, nodes
-        goes_on = len(rows) == len(sequences) and all(spots) and all(outcome is True for outcome in done)
-        num_further = self._num_further(sequences, sum(map(len, itertools.chain(*rows.values())))) if goes_on else 0
+        all_grow = len(rows) == len(sequences) and all(branches) and all(outcome is True for outcome in done)
+        num_rows = sum(len(ids) + len(nodes) for ids, nodes in rows.values())
+        num_further = self._num_further(sequences, num_rows) if all_grow else 0
         segments: dict[int, Segment] = {}
         for index, (ids, nodes) in rows.items():
             sequence, reads_end = sequences[index], bool(ids) and index in lacking
             try:
-                if not sequence.spots:
+                if not sequence.branches:
                     self._make_room(caches, len(ids) + len(nodes))
                 draw = _next_draw(sequence) if num_further else None
-                segments[index] = caches[index].segment(ids, reads_end, nodes, sequence.tree, num_further, draw)
+                segments[index] = caches[index].segment(
+                    ids, nodes, sequence.tree, reads_end=reads_end, num_further=num_further, draw=draw
+                )
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
         outputs = self._runner.forward(list(segments.values())) if segments else []
@@ -193,27 +203,27 @@ class LanguageModelDrafter:
                 read[index] = output
         return done, read
 
-    def _follow(self, sequences: Sequence[DraftSequence], spots: Sequence[Sequence[Spot]]) -> None:
+    def _follow(self, sequences: Sequence[_Sequence], branches: Sequence[Sequence[Branch]]) -> None:
         moves: list[Move] = []
-        for sequence, wanted in zip(sequences, spots, strict=True):
-            memory: _Memory = sequence.memory
-            if sequence.num_guesses > memory.num_guesses:
-                memory.cache.forget_guesses()
-                memory.num_guesses = sequence.num_guesses
-            # Without spots the tree's rows are not needed, and their memory is released.
+        for sequence, wanted in zip(sequences, branches, strict=True):
+            state = sequence.state
+            if sequence.num_candidates > state.num_candidates:
+                state.cache.forget_candidates()
+                state.num_candidates = sequence.num_candidates
+            # Without branches the tree's rows are not needed, and their memory is released.
             tree = sequence.tree if wanted else EMPTY_TREE
-            moves += memory.cache.follow(sequence.ids, tree, any(spot.parent == ROOT for spot in wanted))
+            moves += state.cache.follow(sequence.ids, tree, any(branch.parent == ROOT for branch in wanted))
         self._runner.move(moves)
 
-    def _num_further(self, sequences: Sequence[DraftSequence], num_rows: int) -> int:
-        """How many further rows each sequence may have below its last node, beside the ``num_rows`` of the pass. 0
+    def _num_further(self, sequences: Sequence[_Sequence], num_rows: int) -> int:
+        """How many further rows each sequence may have below its last node, after the ``num_rows`` of the pass. 0
         unless every sequence grows a drawn chain: the token of a further row is then known from the draw alone."""
-        if not self._runner.goes_on or not all(map(_is_drawn_chain, sequences)):
+        if not self._runner.decodes_further or not all(map(_is_drawn_chain, sequences)):
             return 0
         pool, num = self._runner.pool, len(sequences)
         room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each sequence may begin a block
-        most = min(sequence.num_wanted for sequence in sequences) - 1
-        return max(0, min(most, _MAX_FURTHER_ROWS // num, room // num))
+        num_wanted = min(sequence.num_wanted for sequence in sequences) - 1
+        return max(0, min(num_wanted, _MAX_FURTHER_ROWS // num, room // num))
 
     def _make_room(self, needed: Sequence[TreeCache], num_rows: int) -> None:
         """Free memory for ``num_rows`` rows of the ``needed`` caches: the trees of all other sequences are dropped."""
@@ -222,11 +232,11 @@ class LanguageModelDrafter:
             for other in self._caches.difference(needed):
                 other.drop_tree()
 
-    def _num_to_feed(self, sequences: Sequence[DraftSequence], ends: Sequence[int]) -> dict[int, int]:
+    def _num_to_feed(self, sequences: Sequence[_Sequence], ends: Sequence[int]) -> dict[int, int]:
         """By index, how many ids to feed in this pass, for each sequence with a text that does not reach its end."""
         texts: dict[int, tuple[SequenceCache, Sequence[int]]] = {}
         for index, (sequence, end) in enumerate(zip(sequences, ends, strict=True)):
-            cache: SequenceCache = sequence.memory.cache.text
+            cache = sequence.state.cache.text
             if len(cache) < end:
                 ids = sequence.ids if end == sequence.base else sequence.ids[:end]
                 if end - len(cache) > 1:  # also blocks that another sequence filled while this one waited for them
@@ -235,38 +245,32 @@ class LanguageModelDrafter:
         return dict(zip(texts, rows_to_feed(list(texts.values()), self._runner.chunk.rows), strict=True))
 
 
-def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
-    """The children at ``spots`` that the tree lacks."""
-    there = set(zip(sequence.tree.parents, sequence.tree.token_ids, strict=True))
-    cache: TreeCache = sequence.memory.cache
-    nodes = []
-    for spot in spots:
-        guesses = cache.guesses(spot.parent)
-        nodes += [
-            Node(spot.parent, token, confidence=guesses.confidence)
-            for token in guesses.token_ids[: spot.num_children]
-            if (spot.parent, token) not in there
-        ]
-    return nodes
+def _children(sequence: _Sequence) -> list[Candidate]:
+    """The children at the branches that the tree lacks."""
+    cache = sequence.state.cache
+    children = [cache.candidates(parent).below(parent, count) for parent, count in sequence.branches]
+    return sequence.tree.lacking([child for siblings in children for child in siblings])
 
 
-def _is_drawn_chain(sequence: DraftSequence) -> bool:
-    state: SamplingState = sequence.memory.sampling
-    return state.draws_by_logits and not sequence.spots
+def _is_drawn_chain(sequence: _Sequence) -> bool:
+    return _sampling(sequence).draws_by_logits and not sequence.branches
 
 
-def _next_draw(sequence: DraftSequence) -> Draw:
+def _next_draw(sequence: _Sequence) -> Draw:
     """The draw of the token below the last node."""
-    state: SamplingState = sequence.memory.sampling
-    return state.draw(sequence.base + (1 + sequence.tree.depths[-1] if sequence.tree else 0))
+    return _sampling(sequence).draw(sequence.base + (1 + sequence.tree.depths[-1] if sequence.tree else 0))
 
 
-def _chain(sequence: DraftSequence) -> list[Node]:
-    """The chain below the last node as far as the guesses are known, each node followed by its siblings."""
-    cache: TreeCache = sequence.memory.cache
-    nodes: list[Node] = []
-    known = cache.guesses_down(len(sequence.tree) - 1)
-    for parent, guesses in enumerate(itertools.islice(known, sequence.num_wanted), len(sequence.tree) - 1):
-        children = guesses.token_ids[: 1 + sequence.num_siblings]
-        nodes += [Node(parent, token, confidence=guesses.confidence) for token in children]
-    return nodes
+def _sampling(sequence: _Sequence) -> SamplingState:
+    assert sequence.state.sampling is not None, "the grammar is compiled"
+    return sequence.state.sampling
+
+
+def _chain(sequence: _Sequence) -> list[Candidate]:
+    """The chain below the last node while candidates are known, each node followed by its siblings."""
+    chain: list[Candidate] = []
+    last = len(sequence.tree) - 1
+    known = sequence.state.cache.candidates_down(last)
+    for parent, candidates in zip(range(last, last + sequence.num_wanted), known, strict=False):
+        chain += candidates.below(parent, 1 + sequence.num_siblings)
+    return chain

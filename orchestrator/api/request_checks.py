@@ -49,8 +49,8 @@ def problems_without_ids(
     """What is wrong whatever the ids are. ``request``: up to what is read of it. ``methods``: those allowed."""
     yield from unknown_problems(message)
     yield from _prompt_problems(message, prompts)
-    yield from _support_problems(message, target)
     yield from _sampling_problems(request, target)
+    yield from _support_problems(message, target)
     yield from _option_problems(message, request, methods)
     yield from _resume_problems(message, request)
     yield from _stop_problems(message, target, prompts)

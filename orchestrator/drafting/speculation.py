@@ -169,7 +169,7 @@ class Speculation:
 
     def _cut(self, tree: TokenTree, first: int = ROOT) -> TokenTree:
         """What the target can verify of a tree: all, or below each node from ``first`` on the most likely chain."""
-        return tree.part(tree.likeliest_chains(first)) if self._chains else tree
+        return tree.part(tree.most_likely_chains(first)) if self._chains else tree
 
     def next_round(self, sequence: Sequence) -> tuple[TokenTree, int]:
         """The next round before the verdict on this one: a tree below the present base, and how many nodes (the first

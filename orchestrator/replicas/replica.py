@@ -26,7 +26,7 @@ from orchestrator.replicas.load_score import LoadScore
 from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
-from specdec.security.tls_diagnosis import tls_trouble
+from specdec.security.tls_diagnosis import tls_problem
 from specdec.transport import rpc, wire
 from specdec.transport.endpoint import is_refused
 from specdec.v1 import common_pb2
@@ -239,7 +239,7 @@ class Replica:
                     # A broken connection does not show whether the process is alive; a refused one shows its end.
                     if await is_refused(self.address):
                         self.health.note_attempt(self._last_instance, alive=None)
-                    elif (tls or not self.info) and (problem := await tls_trouble(self.address, tls, self.role.name)):
+                    elif (tls or not self.info) and (problem := await tls_problem(self.address, tls, self.role.name)):
                         raise _NoConnection(f"no connection: {problem}") from error
                     raise
                 self.health.note_attempt(self._last_instance, alive=info.instance)

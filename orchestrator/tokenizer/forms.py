@@ -6,6 +6,7 @@ another form it fails, or drops what was said without a word. Knows messages; do
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,9 +29,10 @@ _TOOL = {"type": "object", "properties": {"p1041": {"type": "string"}}, "require
 _TOOLS = [{"type": "function", "function": {"name": "f1047", "description": "d", "parameters": _TOOL}}]
 # Texts that no template has, and that stay themselves in capitals, without spaces and in quotes.
 _ARGUMENTS, _BROKEN = '{"p1041": "v1059"}', '{"p1041": "v1059'
+_CALL = ("f1047", "p1041", "v1059")
 _CALLED = {
-    "calls": ("f1047", "p1041", "v1059"),
-    "calls beside text": ("f1047", "p1041", "v1059"),
+    **dict.fromkeys(("calls", "calls with long ids", "calls beside text"), _CALL),
+    "several calls": (*_CALL, "v1061"),
     "broken calls": ("v1059",),
 }
 _REPRS = ("{'type': 'text'", '{"type": "text"', "{'p1041'")
@@ -47,10 +49,16 @@ class Forms:
 
     text: Mapping[str, Content] = field(default_factory=dict)
     parts: Mapping[str, Content] = field(default_factory=dict)
+    developer: Literal["developer", "system"] = "developer"
+    """The role of what OpenAI's clients say to reasoning models in place of a system."""
     null_beside_calls: Nothing = "absent"
     empty_beside_calls: Nothing = "empty"
     arguments: Arguments = "object"
     broken_arguments: Arguments = "JSON"
+    short_ids: bool = False
+    """Ids of calls have nine characters, as Mistral's templates demand."""
+    one_call: bool = False
+    """A message has one call: further ones are messages behind it."""
     calls_apart: bool = False
     """Text beside calls is a message before them."""
     lost: tuple[str, ...] = ()
@@ -61,17 +69,25 @@ class Forms:
         return [self._shaped(part) for message in messages for part in self._apart(message)]
 
     def _apart(self, message: Message) -> list[Message]:
-        if not (self.calls_apart and message.get("tool_calls") and text_of(message.get("content"))):
-            return [message]
-        text = {name: value for name, value in message.items() if name != "tool_calls"}
-        return [text, {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}]
+        calls = message.get("tool_calls") or ()
+        if self.one_call and len(calls) > 1:
+            further = [{"role": message["role"], "content": None, "tool_calls": [call]} for call in calls[1:]]
+            return [*self._apart({**message, "tool_calls": calls[:1]}), *further]
+        if self.calls_apart and calls and text_of(message.get("content")):
+            text = {name: value for name, value in message.items() if name != "tool_calls"}
+            return [text, {"role": message["role"], "content": None, "tool_calls": calls}]
+        return [message]
 
     def _shaped(self, message: Message) -> dict[str, Any]:
+        if message["role"] == "developer":
+            message = {**message, "role": self.developer}
         shaped = {**message, **self._content(message)}
         if shaped["content"] is _ABSENT:
             del shaped["content"]
         if message.get("tool_calls"):
             shaped["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        if self.short_ids and message.get("tool_call_id"):
+            shaped["tool_call_id"] = short_id(message["tool_call_id"])
         return shaped
 
     def _content(self, message: Message) -> dict[str, Any]:
@@ -89,7 +105,8 @@ class Forms:
             value = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         elif value is None:
             value = {"arguments": arguments}
-        return {**call, "function": {**call["function"], "arguments": value}}
+        ids = {"id": short_id(call["id"])} if self.short_ids else {}
+        return {**call, **ids, "function": {**call["function"], "arguments": value}}
 
     @property
     def in_words(self) -> dict[str, Any]:
@@ -128,10 +145,19 @@ def find_forms(render: Render) -> Forms:
             forms, _ = _best(forms, [{"empty_beside_calls": option} for option in nothing], render, "calls", "")
             options = [{"broken_arguments": option} for option in ("JSON", "wrapped")]
             forms, _ = _best(forms, options, render, "broken calls", None)
+            for name, kind in (("short_ids", "calls with long ids"), ("one_call", "several calls")):
+                forms, _ = _best(forms, [{name: False}, {name: True}], render, kind, None)
             options = [{"calls_apart": False}, {"calls_apart": True}]
             forms, is_lost = _best(forms, options, render, "calls beside text", "c1063")
             lost += ["text beside calls"] if is_lost and "calls of tools" not in lost else []
+    forms, _ = _best(forms, [{"developer": role} for role in ("developer", "system")], render, "developer", "c1063")
     return replace(forms, lost=tuple(lost))
+
+
+def short_id(identity: str) -> str:
+    """Nine characters, the same for the same id."""
+    is_short = len(identity) == 9 and identity.isalnum()
+    return identity if is_short else hashlib.sha256(identity.encode()).hexdigest()[:9]
 
 
 def json_object(text: str) -> dict[str, Any] | None:
@@ -146,8 +172,8 @@ def json_object(text: str) -> dict[str, Any] | None:
 def is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        nested = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
-        level = [each for each in nested if isinstance(each, (dict, list))]
+        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in inner if isinstance(item, (dict, list))]
     return bool(level)
 
 
@@ -176,27 +202,36 @@ def _conversations(kind: str, content: Any) -> Iterator[list[Message]]:
     """With a message of this kind, in the places where templates allow it."""
     user: Message = {"role": "user", "content": "u1013"}
     said: Message = {"role": kind, "content": content}
-    arguments = _BROKEN if kind == "broken calls" else _ARGUMENTS
-    call = {"id": "call01031", "type": "function", "function": {"name": "f1047", "arguments": arguments}}
-    calls: Message = {"role": "assistant", "content": content if "calls" in kind else None, "tool_calls": [call]}
-    result: Message = {"role": "tool", "tool_call_id": "call01031", "name": "f1047", "content": "r1021"}
+    identity = "call_0123456789abcdef" if kind == "calls with long ids" else "call01031"
+    given = {
+        "broken calls": {identity: _BROKEN},
+        "several calls": {identity: _ARGUMENTS, "call01033": _ARGUMENTS.replace("v1059", "v1061")},
+    }.get(kind, {identity: _ARGUMENTS})
+    called = [
+        {"id": identity, "type": "function", "function": {"name": "f1047", "arguments": arguments}}
+        for identity, arguments in given.items()
+    ]
+    calls: Message = {"role": "assistant", "content": content if "calls" in kind else None, "tool_calls": called}
+    results: list[Message] = [
+        {"role": "tool", "tool_call_id": identity, "name": "f1047", "content": "r1021"} for identity in given
+    ]
     if kind == "user":
         yield from ([said], [{"role": "system", "content": "s1009"}, said])
-    elif kind == "system":
+    elif kind in ("system", "developer"):
         yield [said, user]
     elif kind == "assistant":
         yield from ([user, said, user], [user, said])
     elif kind == "tool":
-        yield [user, calls, {**result, "content": content}]
+        yield [user, calls, {**results[0], "content": content}]
     else:
-        yield from ([user, calls, result], [user, calls, user])
+        yield from ([user, calls, *results], [user, calls, user])
 
 
 def _best(
     forms: Forms, options: Sequence[Mapping[str, Any]], render: Render, kind: str, content: Any
 ) -> tuple[Forms, bool]:
-    """The forms with the first of the options that show the most, and whether they leave something out. The first one
-    of all, where the template refuses each of them: it will say so to callers."""
+    """The forms with the first of the options that show the most, and whether they leave something out. Unchanged if
+    the template refuses all of them: it will say so to callers."""
     expected = [*_CALLED.get(kind, ()), *text_of(content).split()]
     candidates = [replace(forms, **option) for option in options]
     for messages in _conversations(kind, content):
@@ -204,7 +239,7 @@ def _best(
         if rendered := [cost for cost in costs if cost is not None]:
             best = min(rendered)
             return candidates[costs.index(best)], best[0] > 0
-    return candidates[0], False
+    return forms, False
 
 
 def _cost(forms: Forms, render: Render, messages: Sequence[Message], expected: Sequence[str]) -> tuple[int, int] | None:
@@ -213,4 +248,4 @@ def _cost(forms: Forms, render: Render, messages: Sequence[Message], expected: S
     if text is None:
         return None
     text = text.lower()
-    return sum(each not in text for each in expected), sum(text.count(each) for each in _REPRS)
+    return sum(word not in text for word in expected), sum(text.count(form) for form in _REPRS)

@@ -1,7 +1,4 @@
-"""The interface of a backend, which computes the passes of one loaded model with kernels of its own.
-
-Knows packed rows and logits; does not know sequences, streams or callers.
-"""
+"""The interface of a backend, which computes the passes of one loaded model with its kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ sequence and each path of a tree, so without a limit a whole pass could need any
 class ModelCall(Protocol):
     """Runs a pass of one model."""
 
-    goes_on: bool
+    decodes_further: bool
     """Whether it can decode further rows in a pass: see specdec.passes.rows.Segment."""
 
     def __call__(
@@ -70,7 +67,7 @@ class Backend(Protocol):
         """
 
     def pack(self, module: torch.nn.Module) -> None:
-        """Prepare the linear layers of a module beside the model for fast products, in place."""
+        """Prepare the linear layers of a module next to the model for fast products, in place."""
 
     def attention(self, rows: PassRows, block_size: int) -> Attention:
         """The attention of one pass, for all its layers."""
@@ -80,7 +77,8 @@ class Backend(Protocol):
 
     def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
         """The tokens that a similar model most likely draws from each row [rows, vocab], most likely first, and their
-        scores: [rows, count] int64 and float64. See specdec.sampling.distributions.runners_up."""
+        scores: [rows, count] int64 and float64. See
+        specdec.sampling.distributions.most_likely_draws."""
 
     def report(self, model: PreTrainedModel) -> dict[str, int]:
         """Number of modules of a taken model by the kernel that computes them, for the log."""

@@ -1,7 +1,4 @@
-"""How a decoder layer beside a model computes, as its own config.json says: activation, rotary angles, window.
-
-Knows transformers' names and formulas. Does not know weights, and what the layer is for.
-"""
+"""How a decoder layer next to a model computes, by its own config.json: activation, rotary angles, window."""
 
 from __future__ import annotations
 
@@ -44,27 +41,27 @@ class LayerOptions:
         given = {name: copy.deepcopy(config[name]) for name in _KNOWN if config.get(name) is not None}
         if "head_dim" in given:  # then the number of heads need not divide the hidden size
             hidden_size = given["num_attention_heads"] * given["head_dim"]
-        found = LlamaConfig(hidden_size=hidden_size, **given)
-        rope: Mapping[str, Any] = found.rope_parameters or {}
+        read = LlamaConfig(hidden_size=hidden_size, **given)
+        rope: Mapping[str, Any] = read.rope_parameters or {}
         if any(isinstance(value, dict) for value in rope.values()):
             raise ValueError("its rope_parameters are by type of layer, which is not supported")
         if rope["rope_type"] not in _ROPES:
             raise ValueError(f"its rope_scaling is {rope['rope_type']}, which is not supported")
         if rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1) != 1:
             raise ValueError("it has partial_rotary_factor, which is not supported")
-        if found.hidden_act not in ACT2FN:
-            raise ValueError(f"its hidden_act is {found.hidden_act}, which is not supported")
-        rotary = LlamaRotaryEmbedding(found)
+        if read.hidden_act not in ACT2FN:
+            raise ValueError(f"its hidden_act is {read.hidden_act}, which is not supported")
+        rotary = LlamaRotaryEmbedding(read)
         if not rotary.inv_freq.isfinite().all():
             raise ValueError("the angles of its rope_theta and rope_scaling are infinite")
         return LayerOptions(
-            found.num_attention_heads,
-            int(found.head_dim or 0),
-            float(found.rms_norm_eps),
-            ACT2FN[found.hidden_act],
-            rotary.inv_freq,
-            float(rotary.attention_scaling),
-            _window(config),
+            num_heads=read.num_attention_heads,
+            head_dim=int(read.head_dim or 0),
+            eps=float(read.rms_norm_eps),
+            activation=ACT2FN[read.hidden_act],
+            rates=rotary.inv_freq,
+            rotary_scale=float(rotary.attention_scaling),
+            window=_window(config),
         )
 
 

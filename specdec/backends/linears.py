@@ -1,4 +1,4 @@
-"""Replacement of a model's linear layers by a backend's own. Knows modules; does not know kernels."""
+"""Replacement of a model's linear layers by those of a backend."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The attention layers' view of one pass, and the attention function that transformers calls.
 
-Knows a pass and its layers; does not know models, sequences or the computation of attention (a backend's
-``Attention``).
+A backend's ``Attention`` computes it.
 """
 
 from __future__ import annotations
@@ -79,7 +78,17 @@ class PackedPass:
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         output[num_rows:] = 0
         self.values_are(value)
-        self.attention.attend(self.store, layer, query, key, value, output, scale, window, softcap)
+        self.attention.attend(
+            self.store,
+            layer,
+            query,
+            key=key,
+            value=value,
+            output=output,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+        )
         return output
 
 
@@ -103,17 +112,18 @@ def packed_attention(
     Raises NotImplementedError, with the names, for arguments that would change the result and are not known here.
     """
     others |= {"attention_mask": attention_mask, "is_causal": is_causal is False}
-    if unknown := [name for name, value in others.items() if not _is_nothing(value)]:
+    if unknown := [name for name, value in others.items() if not _is_empty(value)]:
         raise NotImplementedError(
             f"its attention depends on {', '.join(unknown)}, which packed attention does not know"
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return packed_pass.attend(layer, query, key, value, scale, sliding_window, softcap)[None], None
+    output = packed_pass.attend(layer, query, key, value=value, scale=scale, window=sliding_window, softcap=softcap)
+    return output[None], None
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_empty(value: Any) -> bool:
     """Whether an argument with this value, such as a dropout of 0, asks for nothing."""
     return value is None or (isinstance(value, (bool, int, float)) and not value)
 

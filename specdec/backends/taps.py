@@ -1,6 +1,6 @@
 """Taps: the hidden states of a pass's rows at boundaries between layers, copied only while they are asked for.
 
-Does not know models and who reads the states. Boundary k is the state before layer k; that behind the last layer is the
+Boundary k is the state before layer k; that behind the last layer is the
 state after the last norm.
 """
 

@@ -1,10 +1,12 @@
-"""``specdec chat``: a conversation on the terminal. Knows turns and commands; does not know how texts are generated."""
+"""``specdec chat``: a conversation on the terminal."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -46,7 +48,7 @@ def chat(
         "seed": seed,
         "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
     }
-    connect = {"tls": tls_of(tls_ca), "tls_name": tls_name, "api_key": api_key()}
+    connect = functools.partial(Client, address, tls=tls_of(tls_ca), tls_name=tls_name, api_key=api_key())
     talk: list[Message] = []
     if console.is_terminal:
         console.print(_COMMANDS, style="dim", highlight=False)
@@ -62,8 +64,8 @@ def chat(
             console.print(f"There is no {command}; there are {_COMMANDS}", highlight=False, markup=False)
         elif line:
             talk.append({"role": "user", "content": line})
-            begun = [{"role": "system", "content": system}] if system else []
-            answer = _answered(console, address, connect, {**fields, "chat": {"messages": [*begun, *talk]}})
+            first = [{"role": "system", "content": system}] if system else []
+            answer = _answer(console, connect, {**fields, "chat": {"messages": [*first, *talk]}})
             if answer is None:
                 talk.pop()
             else:
@@ -73,22 +75,22 @@ def chat(
 def _line(console: Console) -> str | None:
     """The next line without spaces around it; None at the end."""
     try:
-        return console.input("> ").strip() if console.is_terminal else _of_pipe()
+        return console.input("> ").strip() if console.is_terminal else _pipe_line()
     except (EOFError, KeyboardInterrupt):
         return None
 
 
-def _of_pipe() -> str | None:
+def _pipe_line() -> str | None:
     line = sys.stdin.readline()
     return line.strip() if line else None
 
 
-def _answered(console: Console, address: str, connect: dict[str, Any], fields: dict[str, Any]) -> str | None:
-    """The answer, as far as it came; None: there is none, and why was printed."""
+def _answer(console: Console, connect: Callable[[], Client], fields: dict[str, Any]) -> str | None:
+    """The answer, up to an interruption; None: there is none, and the reason was printed."""
     sample, shown, started = Sample(), MarkedText(console, marks=console.is_terminal), time.monotonic()
 
     async def run() -> None:
-        async with Client(address, **connect) as client:
+        async with connect() as client:
             async for response in client.stream(**fields):
                 if response.HasField("chunk"):
                     sample.add(response.chunk)

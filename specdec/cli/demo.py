@@ -51,13 +51,19 @@ class Scene:
     @staticmethod
     def bundled(num_draft_tokens: int | None = None) -> Scene:
         number = 4 if num_draft_tokens is None else num_draft_tokens
-        return Scene(MODELS / "target", MODELS / "draft", [{"text": PROMPT}], PROMPT, num_draft_tokens=number)
+        models = MODELS / "target", MODELS / "draft"
+        return Scene(*models, prompts=[{"text": PROMPT}], shown=PROMPT, num_draft_tokens=number)
 
     @staticmethod
     def real(fetched: SmolLm2, questions: Sequence[str] = QUESTIONS, num_draft_tokens: int | None = None) -> Scene:
-        prompts = [{"chat": {"messages": [{"role": "user", "content": each}]}} for each in questions]
-        shown = f"> {questions[0]}\n"
-        return Scene(fetched.target, fetched.draft, prompts, shown, fetched.head, num_draft_tokens)
+        return Scene(
+            fetched.target,
+            fetched.draft,
+            prompts=[{"chat": {"messages": [{"role": "user", "content": question}]}} for question in questions],
+            shown=f"> {questions[0]}\n",
+            head=fetched.head,
+            num_draft_tokens=num_draft_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +93,22 @@ def scene(console: Console, questions: Sequence[str] | None, num_draft_tokens: i
     return Scene.real(fetched, questions or QUESTIONS, num_draft_tokens)
 
 
-async def run(console: Console, scene: Scene, max_tokens: int, temperature: float, seed: int) -> bool:
+async def run(console: Console, scene: Scene, *, max_tokens: int, temperature: float, seed: int) -> bool:
     """Run the demo. Returns whether all outputs are token-identical. Raises StartError or SpecdecError."""
     request: dict[str, Any] = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens}
-    how = "greedy" if temperature == 0 else f"temperature {temperature}, seed {seed}"
     by_draft = "with the draft service"
     if scene.head is None:
-        runs = await _served(console, scene, request, how, [by_draft, "target alone"], scene.draft)
+        runs = await _serve(console, scene, request, modes=[by_draft, "target alone"], draft=scene.draft)
     else:
-        runs = await _served(console, scene, request, how, ["with its head", "target alone"], None, scene.head)
-        runs += await _served(console, scene, request, how, [by_draft], scene.draft)
-    alone = next(each for each in runs if each.name == "target alone")
-    identical = all(_ids(each) == _ids(alone) for each in runs)
-    _report(console, runs, alone, identical)
+        runs = await _serve(console, scene, request, modes=["with its head", "target alone"], head=scene.head)
+        runs += await _serve(console, scene, request, modes=[by_draft], draft=scene.draft)
+    alone = next(run for run in runs if run.name == "target alone")
+    identical = all(_ids(run) == _ids(alone) for run in runs)
+    _report(console, runs, alone)
+    if identical:
+        console.print("All outputs are token-identical.", style="bold")
+    else:
+        console.print("The outputs DIFFER.", style="bold red")
     return identical
 
 
@@ -107,13 +116,13 @@ def _ids(run: _Run) -> list[list[int]]:
     return [sample.token_ids for sample in run.samples]
 
 
-async def _served(
+async def _serve(
     console: Console,
     scene: Scene,
     request: dict[str, Any],
-    how: str,
+    *,
     modes: Sequence[str],
-    draft: Path | None,
+    draft: Path | None = None,
     head: Path | None = None,
 ) -> list[_Run]:
     """Serve the models, and ask for all prompts in each mode."""
@@ -135,29 +144,38 @@ async def _served(
         # A warm-up of all modes.
         for warm_up in (scene.num_draft_tokens or 4, 0):
             await client.generate(**scene.prompts[0], **{**request, "max_tokens": 8}, num_draft_tokens=warm_up)
-        number = scene.num_draft_tokens
-        drafts = "as many draft tokens as pay" if number is None else f"{number} draft tokens per round"
-        console.print(f"  {request['max_tokens']} tokens, {how}, {drafts}", highlight=False)
+        console.print(f"  {_described(request, scene.num_draft_tokens)}", highlight=False)
         runs = []
         for mode in modes:
             console.rule(mode)
-            fixed = 0 if mode == "target alone" else number
+            fixed = 0 if mode == "target alone" else scene.num_draft_tokens
             fields = request if fixed is None else {**request, "num_draft_tokens": fixed}
             samples, rates = [], []
-            for place, prompt in enumerate(scene.prompts):
-                shows = not place and (scene.head is None or head is not None)
+            for index, prompt in enumerate(scene.prompts):
+                shows = not index and (scene.head is None or head is not None)
                 with console.status("" if shows else f"Asking for {len(scene.prompts)} answers ..."):
-                    sample, rate = await _stream(console if shows else None, client, scene.shown, prompt | fields)
+                    shown = scene.shown if shows else None
+                    sample, rate = await _stream(console, client, prompt | fields, shown=shown)
                 samples.append(sample)
                 rates.append(rate)
             runs.append(_Run(mode, samples, rates))
     return runs
 
 
-async def _stream(console: Console | None, client: Client, shown: str, request: dict[str, Any]) -> tuple[Sample, float]:
-    """One answer, printed as it comes if there is a console, and its tokens per second (0: too short)."""
-    sample, marked = Sample(), MarkedText(console) if console else None
-    if console:
+def _described(request: dict[str, Any], num_draft_tokens: int | None) -> str:
+    sampling = "temperature {temperature}, seed {seed}".format(**request) if request["temperature"] else "greedy"
+    drafts = "as many draft tokens as pay"
+    if num_draft_tokens is not None:
+        drafts = f"{num_draft_tokens} draft tokens per round"
+    return f"{request['max_tokens']} tokens, {sampling}, {drafts}"
+
+
+async def _stream(
+    console: Console, client: Client, request: dict[str, Any], *, shown: str | None
+) -> tuple[Sample, float]:
+    """One answer, printed as it comes after ``shown`` unless that is None, and its tokens per second (0: too short)."""
+    sample, marked = Sample(), None if shown is None else MarkedText(console)
+    if shown is not None:
         console.print(shown, end="", style="dim", highlight=False, markup=False)
     first = last = 0.0
     num_first = 0
@@ -175,34 +193,25 @@ async def _stream(console: Console | None, client: Client, shown: str, request: 
     return sample, (len(sample.token_ids) - num_first) / max(last - first, 1e-9)
 
 
-def _report(console: Console, runs: Sequence[_Run], alone: _Run, identical: bool) -> None:
+def _report(console: Console, runs: Sequence[_Run], alone: _Run) -> None:
     console.rule()
     console.print(MarkedText(console).legend)
     table = Table(show_header=True, header_style="bold", box=None)
     for column in ("", "tokens/s", "speed", "passes", "tokens per pass", "accepted"):
         table.add_column(column, justify="left" if not column else "right")
-    for each in runs:
-        passes, drafted = each.sum("num_rounds"), each.sum("num_draft_tokens")
-        num_tokens = sum(len(sample.token_ids) for sample in each.samples)
+    for run in runs:
+        passes, drafted = run.sum("num_rounds"), run.sum("num_draft_tokens")
+        num_tokens = sum(len(sample.token_ids) for sample in run.samples)
         # A text with only one chunk has no measurable speed.
-        measured = each.rate and alone.rate
-        table.add_row(
-            each.name,
-            f"{each.rate:.1f}",
-            f"{each.rate / alone.rate:.2f} x" if measured else "too short",
-            str(passes),
-            f"{num_tokens / max(1, passes):.2f}",
-            f"{each.sum('num_accepted_tokens') / drafted:.2f}" if drafted else "",
-        )
+        speed = f"{run.rate / alone.rate:.2f} x" if run.rate and alone.rate else "too short"
+        accepted = f"{run.sum('num_accepted_tokens') / drafted:.2f}" if drafted else ""
+        cells = (run.name, f"{run.rate:.1f}", speed, str(passes), f"{num_tokens / max(1, passes):.2f}", accepted)
+        table.add_row(*cells)
     console.print(table)
-    best = max(runs, key=lambda each: each.rate)
+    best = max(runs, key=lambda run: run.rate)
     if best is alone and alone.rate:
         console.print(
             f"A pass of this target ({1e3 / alone.rate:.0f} ms) takes less time than its drafts. By default the "
             "orchestrator drafts only where it pays.",
             highlight=False,
         )
-    if identical:
-        console.print("All outputs are token-identical.", style="bold")
-    else:
-        console.print("The outputs DIFFER.", style="bold red")

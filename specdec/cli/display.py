@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.text import Text
 
-from specdec.client import Sample
+from specdec.client import Client, Sample
 from specdec.v1 import generation_pb2
 
 DRAFT_STYLE = "bold underline green"
@@ -59,3 +64,41 @@ class MarkedText:
             self._inside = False
         self._console.file.write("\n")
         self._console.file.flush()
+
+
+async def print_answer(
+    connect: Callable[[], Client], fields: dict[str, Any], *, timeout_s: float | None, as_json: bool
+) -> None:
+    """Print the text of a request's answer as it streams, or one JSON object at its end. Raises SpecdecError."""
+    console, sample, seed = Console(), Sample(), 0
+    # Marks only on a terminal, so that a pipe gets the plain text.
+    text = MarkedText(console, marks=console.is_terminal)
+    async with connect() as client:
+        async for response in client.stream(timeout_s, **fields):
+            if response.HasField("admission"):
+                seed = response.admission.seed
+            elif response.HasField("chunk"):
+                sample.add(response.chunk)
+                if not as_json:
+                    text.show(sample)
+    if as_json:
+        print(json.dumps(_as_dict(sample, seed)))
+    else:
+        text.end()
+
+
+def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:
+    finish = sample.finish
+    reason = generation_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+
+    def plain(message: Any) -> dict[str, Any]:
+        return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+    return {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": reason,
+        "seed": seed,
+        "usage": plain(finish.usage),
+        "speculation": plain(finish.speculation),
+    }

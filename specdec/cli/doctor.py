@@ -1,6 +1,6 @@
 """Diagnoses a deployment: asks every service, compares the answers, and explains the problems.
 
-Knows what a healthy deployment looks like from outside; does not know how services work. Changes nothing.
+It changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specdec.core.environment import PROXY, WEB_PROXIES
 from specdec.core.rounds import Load, ModelInfo
 from specdec.runner.vocabulary import Vocabulary, mismatch
 from specdec.security.tls import Tls
-from specdec.security.tls_diagnosis import tls_trouble
+from specdec.security.tls_diagnosis import tls_problem
 from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 
@@ -62,26 +62,26 @@ class Visit:
 
 async def visit(role: str, address: str, tls: Tls | None = None, api_key: str = "", timeout_s: float = 2.0) -> Visit:
     """Ask a service for all it reports. Never raises for a service that does not answer: that is a finding, too."""
-    found = Visit(role, address, proxy=PROXY if os.environ.get(PROXY) else "")
+    result = Visit(role, address, proxy=PROXY if os.environ.get(PROXY) else "")
     async with rpc.channel(address, tls, role) as channel:
         ask = _question(role, channel, api_key)
         try:
             answer = await ask(timeout_s)
             times = [await _timed(ask, timeout_s) for _ in range(_NUM_CALLS)]
-            found.serving = await _serving(channel, timeout_s)
+            result.serving = await _serving(channel, timeout_s)
         except grpc.aio.AioRpcError as error:
-            trouble = await tls_trouble(address, tls, role) if error.code() is grpc.StatusCode.UNAVAILABLE else ""
-            found.silence = f"{_NO_CONNECTION}{trouble}" if trouble else _silence(role, error)
-            return found
-    found.round_trip_ms = statistics.median(times) * 1e3
-    found.keepalive = answer.keepalive
+            problem = await tls_problem(address, tls, role) if error.code() is grpc.StatusCode.UNAVAILABLE else ""
+            result.silence = f"{_NO_CONNECTION}{problem}" if problem else _silence(role, error)
+            return result
+    result.round_trip_ms = statistics.median(times) * 1e3
+    result.keepalive = answer.keepalive
     if role == "orchestrator":
-        found.load = Load(answer.live_sequences, answer.waiting_requests)
-        found.replicas = answer.replicas
-        found.barrier = await _barrier(address, tls, timeout_s)
+        result.load = Load(answer.live_sequences, answer.waiting_requests)
+        result.replicas = answer.replicas
+        result.barrier = await _barrier(address, tls, timeout_s)
     else:
-        found.info, found.load = wire.read_info(answer.model), wire.read_load(answer.load)
-    return found
+        result.info, result.load = wire.read_info(answer.model), wire.read_load(answer.load)
+    return result
 
 
 async def _barrier(address: str, tls: Tls | None, timeout_s: float) -> str:
@@ -97,7 +97,7 @@ async def _barrier(address: str, tls: Tls | None, timeout_s: float) -> str:
 
 
 def _question(
-    role: str, channel: grpc.aio.Channel, api_key: str, tokens: bool = False
+    role: str, channel: grpc.aio.Channel, api_key: str = "", tokens: bool = False
 ) -> Callable[[float], Awaitable[Any]]:
     if role == "orchestrator":
         server = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -110,12 +110,12 @@ def _question(
     return lambda timeout_s: model.GetModelInfo(common_pb2.GetModelInfoRequest(tokens=tokens), timeout=timeout_s)
 
 
-async def _ask_tokens(found: Visit, tls: Tls | None, timeout_s: float = 10.0) -> None:
+async def _ask_tokens(model: Visit, tls: Tls | None, timeout_s: float = 10.0) -> None:
     """Ask a model service for its tokens, to name some of them. Without an answer the report has none."""
-    async with rpc.channel(found.address, tls, found.role, public=True) as channel:  # of any size
+    async with rpc.channel(model.address, tls, model.role, public=True) as channel:  # of any size
         with contextlib.suppress(grpc.aio.AioRpcError):
-            answer = await _question(found.role, channel, "", tokens=True)(timeout_s)
-            found.info = wire.read_info(answer.model)
+            answer = await _question(model.role, channel, tokens=True)(timeout_s)
+            model.info = wire.read_info(answer.model)
 
 
 async def _timed(ask: Callable[[float], Awaitable[Any]], timeout_s: float) -> float:
@@ -144,35 +144,39 @@ async def examine(
     orchestrator: str,
     targets: Sequence[str] = (),
     drafts: Sequence[str] = (),
+    *,
     tls: Tls | None = None,
     api_key: str = "",
 ) -> tuple[list[Visit], list[Finding]]:
     """Visit these services and the replicas of the orchestrator, and compare them."""
-    first = await visit("orchestrator", orchestrator, tls, api_key)
-    places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
-    places |= {(replica.role, replica.address) for replica in first.replicas if replica.address}
-    visits = [first, *await asyncio.gather(*(visit(*place, tls) for place in sorted(places, reverse=True)))]
-    models = [each for each in visits if each.info]
-    if len({(each.info.vocab_size, each.info.tokenizer_fingerprint) for each in models if each.info}) > 1:
-        await asyncio.gather(*(_ask_tokens(each, tls) for each in models))
+    first = await visit("orchestrator", orchestrator, tls=tls, api_key=api_key)
+    services = {("target", address) for address in targets} | {("draft", address) for address in drafts}
+    services |= {(replica.role, replica.address) for replica in first.replicas if replica.address}
+    visits = [
+        first,
+        *await asyncio.gather(*(visit(role, address, tls) for role, address in sorted(services, reverse=True))),
+    ]
+    models = [service for service in visits if service.info]
+    if len({(model.info.vocab_size, model.info.tokenizer_fingerprint) for model in models if model.info}) > 1:
+        await asyncio.gather(*(_ask_tokens(model, tls) for model in models))
     return visits, list(findings(visits))
 
 
 def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
     """All problems and notes about these services."""
-    for each in visits:
-        yield from _alone(each)
-    models = [each for each in visits if each.info]
-    targets = [each for each in models if each.role == "target"]
-    drafts = [each for each in models if each.role == "draft"]
-    told = [replica for each in visits for replica in each.replicas]
-    roles = {each.role for each in visits} | {replica.role for replica in told}
+    for service in visits:
+        yield from _alone(service)
+    models = [service for service in visits if service.info]
+    targets = [model for model in models if model.role == "target"]
+    drafts = [model for model in models if model.role == "draft"]
+    replicas = [replica for service in visits for replica in service.replicas]
+    roles = {service.role for service in visits} | {replica.role for replica in replicas}
     if "target" not in roles:
         yield Finding(True, "no target is known", "name the targets to the orchestrator (--target), or here")
     if "draft" not in roles:
         yield Finding(False, "there is no draft: the target works alone", "name one to speed it up (--draft)")
-    if not all(replica.address for replica in told):
-        yield Finding(False, "where the replicas are is not told to this API key", "use an operator's key")
+    if not all(replica.address for replica in replicas):
+        yield Finding(False, "this API key does not show where the replicas are", "use an operator's key")
     yield from _one_model(targets)
     for draft, target in itertools.product(drafts, targets):
         yield from _pair(draft, target)
@@ -183,42 +187,41 @@ def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
             yield from _pings(str(client), client.keepalive, server)
 
 
-def _alone(each: Visit) -> Iterator[Finding]:
-    if each.silence:
+def _alone(service: Visit) -> Iterator[Finding]:
+    if service.silence:
         remedy = "start it, or correct the address; look at firewalls between here and there"
-        if each.silence.startswith(_NO_CONNECTION):
+        if service.silence.startswith(_NO_CONNECTION):
             remedy = (
                 "give both sides certificates of one CA, each with its own name, and the files to this command, too"
             )
-        elif each.silence.startswith("it answers UNAUTHENTICATED"):
+        elif service.silence.startswith("it answers UNAUTHENTICATED"):
             remedy = "set SPECDEC_API_KEY"
-        elif each.proxy:
-            remedy = (
-                f"unset {each.proxy} or name the host in no_{each.proxy}, unless its proxy leads there; or {remedy}"
-            )
-        yield Finding(True, f"{each}: {each.silence}", remedy)
-    elif not each.serving:
+        elif service.proxy:
+            proxy = service.proxy
+            remedy = f"unset {proxy} or name the host in no_{proxy}, unless its proxy leads there; or {remedy}"
+        yield Finding(True, f"{service}: {service.silence}", remedy)
+    elif not service.serving:
         yield Finding(
             True,
-            f"{each} says that it is not serving",
+            f"{service} reports that it is not serving",
             "wait if it is starting or draining, or still has no target; see its log",
         )
-    if each.barrier:
-        what = f"{each} cannot be reached through the proxy in {each.barrier}, which other gRPC clients use"
+    if service.barrier:
+        what = f"{service} cannot be reached through the proxy in {service.barrier}, which other gRPC clients use"
         yield Finding(False, what, "add its host to no_proxy (in lower case) in the environment of such clients")
-    for replica in each.replicas:
+    for replica in service.replicas:
         if not replica.ready:
             where, why = f"{replica.role} {replica.address}", f": {replica.problem}"
-            if not replica.address:  # which this key is not told
+            if not replica.address:  # which this key does not show
                 where, why = f"a {replica.role}", ""
-            what = f"{each} does not use {where}{why}"
+            what = f"{service} does not use {where}{why}"
             yield Finding(True, what, "see the finding about that replica; the orchestrator retries automatically")
 
 
 def _one_model(targets: Sequence[Visit]) -> Iterator[Finding]:
     by_digest: dict[str, list[Visit]] = {}
-    for each in targets:
-        by_digest.setdefault(each.info.model_digest if each.info else "", []).append(each)
+    for target in targets:
+        by_digest.setdefault(target.info.model_digest if target.info else "", []).append(target)
     if len(by_digest) > 1:
         groups = [
             f"{digest[:_PREFIX]} ({members[0].info.name}, {members[0].info.dtype}) at "

@@ -1,4 +1,4 @@
-"""What a diagnosis says, for a terminal of 80 columns and as JSON. Knows visits and findings; asks nobody."""
+"""What a diagnosis says, for a terminal of 80 columns and as JSON."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _COLUMNS = 80
 _PREFIX, _SHORT_PREFIX = 12, 8  # characters shown of a model digest, and of a vocabulary's fingerprint
 
 
-def lines(visits: Sequence[Visit], found: Sequence[Finding]) -> Iterator[str]:
+def lines(visits: Sequence[Visit], findings: Sequence[Finding]) -> Iterator[str]:
     """A paragraph for each service and each finding. A line has at most 80 columns, or a single longer word."""
-    for each in visits:
-        state = "no answer" if each.silence else "serving" if each.serving else "not serving"
-        yield from _wrapped(f"{each}: {state}", "    ")
-        for facts in () if each.silence else (_model(each), _load(each)):
+    for visit in visits:
+        state = "no answer" if visit.silence else "serving" if visit.serving else "not serving"
+        yield from _wrapped(f"{visit}: {state}", "    ")
+        for facts in () if visit.silence else (_model(visit), _load(visit)):
             yield from _wrapped("  " + ", ".join(facts), "    ") if facts else ()
-    for finding in found:
+    for finding in findings:
         yield from _wrapped(f"{'WRONG' if finding.wrong else 'NOTE'}: {finding.what}.", "  ")
         yield from _wrapped(f"  To do: {finding.remedy}.", "  ")
-    if not found:
+    if not findings:
         yield "All is well."
 
 
@@ -31,8 +31,8 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _model(each: Visit) -> list[str]:
-    if (info := each.info) is None:
+def _model(visit: Visit) -> list[str]:
+    if (info := visit.info) is None:
         return []
     return [
         f"model {info.name}",
@@ -45,40 +45,40 @@ def _model(each: Visit) -> list[str]:
     ]
 
 
-def _load(each: Visit) -> list[str]:
-    facts = [f"round trip {each.round_trip_ms:.1f} ms", f"live {each.load.live_sequences}"]
-    if each.load.kv_slots_total:
-        facts.append(f"KV {each.load.kv_slots_used}/{each.load.kv_slots_total}")
+def _load(visit: Visit) -> list[str]:
+    facts = [f"round trip {visit.round_trip_ms:.1f} ms", f"live {visit.load.live_sequences}"]
+    if visit.load.kv_slots_total:
+        facts.append(f"KV {visit.load.kv_slots_used}/{visit.load.kv_slots_total}")
     return facts
 
 
-def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]:
+def as_dict(visits: Sequence[Visit], findings: Sequence[Finding]) -> dict[str, Any]:
     """All visits and findings, for JSON."""
     return {
-        "ok": not any(each.wrong for each in found),
+        "ok": not any(finding.wrong for finding in findings),
         "services": [
             {
-                "role": each.role,
-                "address": each.address,
-                "silence": each.silence,
-                "serving": each.serving and not each.silence,
-                "round_trip_ms": None if each.silence else round(each.round_trip_ms, 3),
-                "model": each.info.name if each.info else None,
-                "model_digest": each.info.model_digest if each.info else None,
-                "vocab_size": each.info.vocab_size if each.info else None,
-                "tokenizer_fingerprint": each.info.tokenizer_fingerprint if each.info else None,
-                "context_length": each.info.context_length if each.info else None,
-                "dtype": each.info.dtype if each.info else None,
-                "backend": each.info.backend if each.info else None,
-                "max_chain": each.info.max_chain if each.info else None,
-                "head": each.info.self_draft if each.info else None,
-                "live_sequences": each.load.live_sequences,
-                "kv_slots_used": each.load.kv_slots_used,
-                "kv_slots_total": each.load.kv_slots_total,
-                "keepalive_ms": each.keepalive.keepalive_ms,
-                "min_ping_interval_ms": each.keepalive.min_ping_interval_ms,
+                "role": visit.role,
+                "address": visit.address,
+                "silence": visit.silence,
+                "serving": visit.serving and not visit.silence,
+                "round_trip_ms": None if visit.silence else round(visit.round_trip_ms, 3),
+                "model": visit.info.name if visit.info else None,
+                "model_digest": visit.info.model_digest if visit.info else None,
+                "vocab_size": visit.info.vocab_size if visit.info else None,
+                "tokenizer_fingerprint": visit.info.tokenizer_fingerprint if visit.info else None,
+                "context_length": visit.info.context_length if visit.info else None,
+                "dtype": visit.info.dtype if visit.info else None,
+                "backend": visit.info.backend if visit.info else None,
+                "max_chain": visit.info.max_chain if visit.info else None,
+                "head": visit.info.self_draft if visit.info else None,
+                "live_sequences": visit.load.live_sequences,
+                "kv_slots_used": visit.load.kv_slots_used,
+                "kv_slots_total": visit.load.kv_slots_total,
+                "keepalive_ms": visit.keepalive.keepalive_ms,
+                "min_ping_interval_ms": visit.keepalive.min_ping_interval_ms,
             }
-            for each in visits
+            for visit in visits
         ],
-        "findings": [{"wrong": each.wrong, "what": each.what, "remedy": each.remedy} for each in found],
+        "findings": [{"wrong": finding.wrong, "what": finding.what, "remedy": finding.remedy} for finding in findings],
     }

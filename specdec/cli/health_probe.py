@@ -1,7 +1,4 @@
-"""The address for a health probe of the service in this container, from the environment that both share.
-
-Knows the environment variables of a service; does not know the health protocol.
-"""
+"""The address for a health probe of the service in this container, from the environment that both share."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ def own_health(environment: Mapping[str, str], tls: Callable[[], Tls | None]) ->
         return f"{host}:{port}", None, ""
     if not (port := environment.get("SPECDEC_PORT")):
         raise ValueError("neither an address is given nor SPECDEC_HEALTH_PORT or SPECDEC_PORT set")
-    own = tls()
-    names = [name for name in own.names() if "*" not in name] if own else []
-    return f"{host}:{port}", own, names[0] if names else ""
+    certificates = tls()
+    names = [name for name in certificates.names() if "*" not in name] if certificates else []
+    return f"{host}:{port}", certificates, names[0] if names else ""
 
 
 def _reachable(host: str) -> str:

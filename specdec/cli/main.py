@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import sys
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from specdec.cli import demo as demo_
@@ -20,17 +20,17 @@ from specdec.cli import doctor as doctor_
 from specdec.cli import doctor_report
 from specdec.cli import up as up_
 from specdec.cli.chat import chat
-from specdec.cli.display import MarkedText
+from specdec.cli.display import print_answer
 from specdec.cli.fetch import fetch
 from specdec.cli.health_probe import own_health
 from specdec.cli.models import models
 from specdec.cli.processes import StartError, environment, is_serving, python_command, until_signalled
 from specdec.cli.secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certificates, key, tls_of
-from specdec.client import Client, Sample
+from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from specdec.core.sequence import Method
 from specdec.planner.command import plan
-from specdec.security.tls_diagnosis import tls_trouble
+from specdec.security.tls_diagnosis import tls_problem
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 
@@ -90,22 +90,24 @@ BENCHES = {
     "tasks": "Methods of drafting on tasks of a chat model.",
     "plan": "Predictions of specdec plan, compared with a deployment.",
     "differential": "Random requests with and without speculation, compared field by field.",
-    "gateway": "What HTTP costs beside gRPC.",
+    "gateway": "What HTTP costs, compared with gRPC.",
 }
 
 
-def _add_module(group: typer.Typer, name: str, module: str, what: str) -> None:
+def _add_module(group: typer.Typer, name: str, module: str, *, what: str) -> None:
     @group.command(name, help=what, context_settings=PASS_ON)
     def run(context: typer.Context) -> None:
         _exec_module(module, context.args)
 
 
 for _module, _what in BENCHES.items():
-    _add_module(bench, _module.rpartition(".")[2], f"bench.{_module}", _what)
-_add_module(app, "chaos", "bench.chaos", "Break a deployment on purpose, row by row of the fault table.")
-_add_module(ngram, "build", "draft_service.ngram_build", "Count texts for a draft without a model.")
-_add_module(train, "head", "models.training.heads.train", "A head (EAGLE-3, Medusa, ReDrafter), on its target's texts.")
-_add_module(train, "draft", "models.training.distill", "A small draft model, on the answers written for a head.")
+    _add_module(bench, _module.rpartition(".")[2], f"bench.{_module}", what=_what)
+_add_module(app, "chaos", "bench.chaos", what="Break a deployment on purpose, row by row of the fault table.")
+_add_module(ngram, "build", "draft_service.ngram_build", what="Count texts for a draft without a model.")
+_add_module(
+    train, "head", "models.training.heads.train", what="A head (EAGLE-3, Medusa, ReDrafter), on its target's texts."
+)
+_add_module(train, "draft", "models.training.distill", what="A small draft model, on the answers written for a head.")
 
 for _command in (plan, fetch, chat, models, certificates, key):
     app.command()(_command)
@@ -130,7 +132,7 @@ def up(
         int, typer.Option(help="CPU threads of each model; default: half of the cores; 0: all usable cores")
     ] = max(1, (os.cpu_count() or 2) // 2),
     certificates_dir: Annotated[
-        Path | None, typer.Option("--certificates", help="use TLS; directory made by `specdec certificates`")
+        Path | None, typer.Option("--certificates", help="use TLS; directory of `specdec certificates`")
     ] = None,
     logs: Annotated[Path | None, typer.Option(help="directory of the logs; default: a temporary one")] = None,
 ) -> None:
@@ -138,11 +140,18 @@ def up(
 
     A service that needs a restart (exit status 3) is restarted. If a service ends in another way, all are stopped.
     """
-    drafts = None if no_draft else draft
-    arguments = [f"--threads={threads}", *([f"--engine={engine}"] if engine else [])]
-    revisions = {"target": target_revision, "draft": draft_revision}
-    http_port = 0 if certificates_dir else http_port
-    work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions, http_port, head)
+    work = up_.run(
+        Console(),
+        target,
+        None if no_draft else draft,
+        head=head,
+        revisions={"target": target_revision, "draft": draft_revision},
+        arguments=[f"--threads={threads}", *([f"--engine={engine}"] if engine else [])],
+        port=port,
+        http_port=0 if certificates_dir else http_port,
+        certificates=certificates_dir,
+        logs=logs,
+    )
     _run(until_signalled(work))
 
 
@@ -158,7 +167,8 @@ def demo(
     """Ask a small chat model, fetched once, with and without speculation. Exit status 1 if the outputs differ."""
     console = Console()
     scene = demo_.Scene.bundled(num_draft_tokens) if offline else demo_.scene(console, question, num_draft_tokens)
-    identical = _run(until_signalled(demo_.run(console, scene, max_tokens, temperature, seed)))
+    work = demo_.run(console, scene, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    identical = _run(until_signalled(work))
     raise typer.Exit(130 if identical is None else int(not identical))
 
 
@@ -208,33 +218,17 @@ def generate(
         "verification": write_method(verification),
         "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
     }
+    _check_ranges(fields)
+    connect = functools.partial(Client, address, tls=tls_of(tls_ca), tls_name=tls_name, api_key=api_key())
+    _run(print_answer(connect, fields, timeout_s=timeout_s, as_json=as_json))
+
+
+def _check_ranges(fields: dict[str, Any]) -> None:
     try:
         generation_pb2.GenerateRequest(**fields)
     except ValueError as error:  # a number outside the range of its field
         print(f"specdec: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    console = Console()
-    tls = tls_of(tls_ca)
-
-    async def run() -> None:
-        sample = Sample()
-        # Marks only on a terminal, so that a pipe gets the plain text.
-        shown = MarkedText(console, marks=console.is_terminal)
-        seed_used = 0
-        async with Client(address, tls=tls, tls_name=tls_name, api_key=api_key()) as client:
-            async for response in client.stream(timeout_s, **fields):
-                if response.HasField("admission"):
-                    seed_used = response.admission.seed
-                elif response.HasField("chunk"):
-                    sample.add(response.chunk)
-                    if not as_json:
-                        shown.show(sample)
-        if as_json:
-            print(json.dumps(_as_dict(sample, seed_used)))
-        else:
-            shown.end()
-
-    _run(run())
 
 
 @app.command()
@@ -263,8 +257,8 @@ def health(
             raise typer.Exit(2) from error
         tls_name = tls_name or own_name
     serving = _run(is_serving(address, service=service, tls=tls, tls_name=tls_name))
-    if not serving and (trouble := _run(tls_trouble(address, tls, tls_name))):
-        print(f"specdec: {address}: {trouble}", file=sys.stderr)
+    if not serving and (problem := _run(tls_problem(address, tls, tls_name))):
+        print(f"specdec: {address}: {problem}", file=sys.stderr)
     print("SERVING" if serving else "NOT_SERVING")
     raise typer.Exit(0 if serving else 1)
 
@@ -287,11 +281,12 @@ def doctor(
     """
     targets, drafts = ([part.strip() for part in value.split(",") if part.strip()] for value in (target, draft))
     tls = tls_of(tls_ca, tls_cert, tls_key)
-    visits, found = _run(doctor_.examine(address, targets, drafts, tls, api_key()))
-    print(
-        json.dumps(doctor_report.as_dict(visits, found)) if as_json else "\n".join(doctor_report.lines(visits, found))
-    )
-    raise typer.Exit(int(any(finding.wrong for finding in found)))
+    visits, findings = _run(doctor_.examine(address, targets, drafts, tls=tls, api_key=api_key()))
+    if as_json:
+        print(json.dumps(doctor_report.as_dict(visits, findings)))
+    else:
+        print("\n".join(doctor_report.lines(visits, findings)))
+    raise typer.Exit(int(any(finding.wrong for finding in findings)))
 
 
 def _exec_module(module: str, arguments: list[str]) -> None:
@@ -310,23 +305,6 @@ def _bias(text: str) -> tuple[int, float]:
     except ValueError:
         pass
     raise typer.BadParameter(f"{text!r} is not of the form ID=BIAS", param_hint="--logit-bias")
-
-
-def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:
-    finish = sample.finish
-    reason = generation_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
-
-    def plain(message: Any) -> dict[str, Any]:
-        return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-    return {
-        "text": sample.text,
-        "token_ids": sample.token_ids,
-        "finish_reason": reason,
-        "seed": seed,
-        "usage": plain(finish.usage),
-        "speculation": plain(finish.speculation),
-    }
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""``specdec models``: what is served. Knows how it is shown; does not know how it is asked for."""
+"""``specdec models``: what is served."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def lines(info: generation_pb2.GetServerInfoResponse) -> list[str]:
     """At most 80 characters each."""
     if not info.HasField("target"):
         return ["no target is ready"]
-    found = [info.model_name, *_described("target", info.target, info)]
-    found += _described("draft", info.draft, info) if info.HasField("draft") else ["  draft     none"]
+    shown = [info.model_name, *_described("target", info.target, info)]
+    shown += _described("draft", info.draft, info) if info.HasField("draft") else ["  draft     none"]
     chat = "yes" if info.tokenizer.chat_template else "no, the model has no chat template"
-    return [*found, f"  chat      {chat if info.HasField('tokenizer') else 'no, there is no tokenizer'}"]
+    return [*shown, f"  chat      {chat if info.HasField('tokenizer') else 'no, there is no tokenizer'}"]
 
 
 def _described(role: str, model: common_pb2.ModelInfo, info: generation_pb2.GetServerInfoResponse) -> list[str]:
@@ -55,17 +55,17 @@ def _described(role: str, model: common_pb2.ModelInfo, info: generation_pb2.GetS
     backend = f", {model.backend}" if model.backend else ""
     chains = f", chains of {model.max_chain}" if model.max_chain else ""
     head = f", head {model.self_draft}" if model.self_draft else ""
-    found = [
+    shown = [
         f"  {role:<9} {model.name}, {num} ready, {model.dtype}{backend}{head}, digest {model.model_digest[:12]}",
         f"            context {model.context_length}, vocabulary {model.vocab_size}{chains}",
     ]
     line = "           "
     for capability in model.capabilities:
         if len(line) + len(capability) > 78:
-            found.append(line)
+            shown.append(line)
             line = "           "
         line += f" {capability}"
-    return [*found, line] if line.strip() else found
+    return [*shown, line] if line.strip() else shown
 
 
 def _as_dict(info: generation_pb2.GetServerInfoResponse) -> dict[str, Any]:

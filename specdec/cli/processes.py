@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.client import Client
-from specdec.security import dev_ca as made
+from specdec.security import dev_ca
 from specdec.security.tls import Tls
 from specdec.transport import rpc
 from specdec.transport.rpc import LIVENESS
@@ -38,7 +38,7 @@ engine, which reads sockets in its own threads and passes messages on. Without i
 which saves 0.3 to 0.6 ms per round on two cores that also compute (bench/LOG.md, 2026-11-26)."""
 
 
-def _nothing(_: str) -> None:
+def _silent(_: str) -> None:
     pass
 
 
@@ -116,13 +116,19 @@ async def service(module: str, port: int, arguments: Sequence[str], logs: Path |
     """
     name, *first = module.split()
     with _log(name, logs) as log:
-        command = python_command(name, *first, f"--port={port}", *arguments)
-        process = await _started(command, log)
-        one = Service(module, f"127.0.0.1:{port}", command, log, logs is not None, process)
+        command = [*python_command(name, *first), f"--port={port}", *arguments]
+        running = Service(
+            name=module,
+            address=f"127.0.0.1:{port}",
+            command=command,
+            log=log,
+            log_stays=logs is not None,
+            process=await _started(command, log),
+        )
         try:
-            yield one
+            yield running
         finally:
-            await _stop(one.process)
+            await _stop(running.process)
 
 
 def _log(name: str, logs: Path | None) -> IO[bytes]:
@@ -153,13 +159,13 @@ async def deployment(
     arguments: Sequence[str] = (),
     certificates: Path | None = None,
     logs: Path | None = None,
-    tell: Tell = _nothing,
+    tell: Tell = _silent,
     revisions: Mapping[str, str] = MappingProxyType({}),
     head: str | None = None,
 ) -> AsyncIterator[Sequence[Service]]:
     """Run target, draft (unless that is None) and orchestrator, and yield them in this order once they can generate.
 
-    ``arguments`` are for model services. They use TLS if ``certificates`` is set, a directory made by
+    ``arguments`` are for model services. They use TLS if ``certificates`` is set, a directory of
     specdec.security.dev_ca. Their logs are kept if the directory ``logs`` is set. ``tell`` gets a line about each wait
     that is long. ``revisions`` are those of hub ids, by role. ``head``: of the target. A ``draft`` that is a
     file is an n-gram model. Raises StartError.
@@ -167,24 +173,23 @@ async def deployment(
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     ports = dict(zip((*models, "orchestrator"), free_ports(len(models) + 1), strict=True))
     ports["orchestrator"] = port or ports["orchestrator"]
-    # Both addresses are named, so that none comes from the environment.
+    # Addresses and revisions are named, so that none comes from the environment.
     addresses = {role: f"127.0.0.1:{ports[role]}" if role in models else "" for role in ("target", "draft")}
-    # So are revisions.
-    at = {role: f"--revision={revisions.get(role, '')}" for role in models}
-    flags = {role: [_model(role, model), at[role], *arguments] for role, model in models.items()}
+    revision = {role: f"--revision={revisions.get(role, '')}" for role in models}
+    flags = {role: [_model(role, model), revision[role], *arguments] for role, model in models.items()}
     flags["target"] += [f"--head={head}"] if head is not None else []
     flags["orchestrator"] = [
         f"--tokenizer={target}",
-        at["target"],
-        *(f"--{role}={where}" for role, where in addresses.items()),
+        revision["target"],
+        *(f"--{role}={address}" for role, address in addresses.items()),
     ]
     tls = _operator(certificates) if certificates else None
     async with contextlib.AsyncExitStack() as stack:
         services = []
-        for role, own in flags.items():
+        for role in flags:
             module = role if role == "orchestrator" else f"{role}_service"
-            own += _tls_flags(certificates / role) if certificates else []
-            services.append(await stack.enter_async_context(service(module, ports[role], own, logs)))
+            flags[role] += _tls_flags(certificates / role) if certificates else []
+            services.append(await stack.enter_async_context(service(module, ports[role], flags[role], logs=logs)))
             services[-1].tls, services[-1].tls_name = tls, role
         await _can_generate(services, tell)
         yield services
@@ -193,8 +198,8 @@ async def deployment(
 async def _can_generate(services: Sequence[Service], tell: Tell) -> None:
     try:
         async with asyncio.TaskGroup() as group:  # fails at once if any service ends
-            for each in services:
-                group.create_task(healthy(each, tell=tell))
+            for started in services:
+                group.create_task(healthy(started, tell=tell))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     await paired(services[-1], tell=tell)
@@ -205,21 +210,24 @@ def _model(role: str, model: str) -> str:
     return f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
 
 
-def _tls_flags(own: Path) -> list[str]:
-    return [f"--tls-{what}={own / file}" for what, file in (("cert", made.CERT), ("key", made.KEY), ("ca", made.CA))]
+def _tls_flags(directory: Path) -> list[str]:
+    return [
+        f"--tls-{what}={directory / file}"
+        for what, file in (("cert", dev_ca.CERT), ("key", dev_ca.KEY), ("ca", dev_ca.CA))
+    ]
 
 
 def _operator(certificates: Path) -> Tls:
-    own = certificates / "operator"
+    directory = certificates / "operator"
     try:
-        return Tls(str(own / made.CA), str(own / made.CERT), str(own / made.KEY))
+        return Tls(*(str(directory / file) for file in (dev_ca.CA, dev_ca.CERT, dev_ca.KEY)))
     except ValueError as error:
         raise StartError(f"no certificates as `specdec certificates` makes them: {error}") from error
 
 
 async def watch(services: Sequence[Service]) -> AsyncGenerator[tuple[Service, str], None]:
     """Yield each service that ends, with a description. The consumer may restart it before it asks for the next."""
-    waits = {asyncio.create_task(each.process.wait()): each for each in services}
+    waits = {asyncio.create_task(running.process.wait()): running for running in services}
     try:
         while waits:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -247,13 +255,13 @@ class _Patience:
             self._tell(f"Waiting: {what}")
 
 
-async def healthy(service: Service, timeout_s: float = 600.0, tell: Tell = _nothing) -> None:
+async def healthy(service: Service, timeout_s: float = 600.0, tell: Tell = _silent) -> None:
     """Wait until the service is alive: its model is loaded. Raises StartError if it ends, or after ``timeout_s``."""
     until, patience = time.monotonic() + timeout_s, _Patience(tell)
     while time.monotonic() < until:
         if service.process.returncode is not None:
             raise StartError(f"{service.ending()}:\n{service.log_tail()}")
-        if await is_serving(service.address, 1.0, LIVENESS, service.tls, service.tls_name):
+        if await is_serving(service.address, service=LIVENESS, tls=service.tls, tls_name=service.tls_name):
             return
         patience.wait(f"{service.name} does not serve yet at {service.address}; its log is {service.log.name}")
         await asyncio.sleep(0.1)
@@ -287,7 +295,7 @@ async def is_serving(
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def paired(orchestrator: Service, timeout_s: float = 30.0, tell: Tell = _nothing) -> None:
+async def paired(orchestrator: Service, timeout_s: float = 30.0, tell: Tell = _silent) -> None:
     """Wait until the orchestrator uses all its replicas. Raises StartError with the unused ones and the reasons."""
     problem = ""
     async with Client(orchestrator.address, tls=orchestrator.tls) as client:
@@ -308,12 +316,12 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T | None:
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         numbers.append(signal.SIGHUP)
-    told = False
+    signalled = False
 
     def stop() -> None:
-        nonlocal told
-        if not told:  # a second cancellation would interrupt the clean-up and leave processes behind
-            told = True
+        nonlocal signalled
+        if not signalled:  # a second cancellation would interrupt the clean-up and leave processes behind
+            signalled = True
             task.cancel()
 
     for number in numbers:
@@ -321,7 +329,7 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T | None:
     try:
         return await task
     except asyncio.CancelledError:
-        if not told:
+        if not signalled:
             raise
         return None
     finally:
@@ -333,9 +341,9 @@ def free_ports(count: int) -> list[int]:
     """Free ports of loopback. Another process may take them before they are used."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for bound in sockets:
+            bound.close()

@@ -1,7 +1,4 @@
-"""Certificates and API keys on the command line: options of callers, and commands that make certificates and keys.
-
-Knows flags and environment variables; does not know which service is called.
-"""
+"""Certificates and API keys on the command line: options of callers, and commands that make certificates and keys."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from specdec.security import dev_ca as made
+from specdec.security import dev_ca
 from specdec.security.tls import Tls
 
 TlsCa = Annotated[str, typer.Option(envvar="SPECDEC_TLS_CA", help="PEM file of trusted CAs; empty: no TLS")]
 TlsCert = Annotated[
-    str, typer.Option(envvar="SPECDEC_TLS_CERT", help="PEM file of the own certificate; model services require one")
+    str, typer.Option(envvar="SPECDEC_TLS_CERT", help="PEM file of its certificate; model services require one")
 ]
 TlsKey = Annotated[str, typer.Option(envvar="SPECDEC_TLS_KEY", help="PEM file of its private key")]
 TlsName = Annotated[
@@ -37,11 +34,11 @@ def certificates(
 ) -> None:
     """Make a development CA and certificates for the services, the gateway and an operator; renew what exists."""
     try:
-        made.make(directory, days, name or [])
+        dev_ca.make(directory, days, name or [])
     except (OSError, ValueError) as error:
         print(f"specdec: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
-    for owner in made.OWNERS:
+    for owner in dev_ca.OWNERS:
         print(directory / owner)
 
 
@@ -49,7 +46,7 @@ def key(
     name: Annotated[str, typer.Argument(help="name of the key's owner, for logs")],
     max_sequences: Annotated[int | None, typer.Option(min=1, help="concurrent samples; default: no limit")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="prompt and output; default: no limit")] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="share cached prompts with other keys made so")] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="share cached prompts with other keys of this kind")] = False,
     operator: Annotated[bool, typer.Option("--operator", help="show where replicas are, and their problems")] = False,
 ) -> None:
     """Make an API key. Prints its line for api_keys_file, and on standard error the token, which is stored nowhere."""

@@ -1,15 +1,12 @@
-"""All services on this machine, in the foreground: starts them, restarts them on request, and stops them.
-
-Knows the output for the user; does not know how processes are started (specdec.cli.processes).
-"""
+"""All services on this machine, in the foreground: starts them, restarts them on request, and stops them."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,62 +23,46 @@ async def run(
     console: Console,
     target: str,
     draft: str | None,
-    port: int,
-    arguments: Sequence[str],
+    *,
+    head: str | None = None,
+    revisions: Mapping[str, str] = MappingProxyType({}),
+    arguments: Sequence[str] = (),
+    port: int = 0,
+    http_port: int = 0,
     certificates: Path | None = None,
     logs: Path | None = None,
-    revisions: Mapping[str, str] = MappingProxyType({}),
-    http_port: int = 0,
-    head: str | None = None,
 ) -> None:
-    """Run until cancelled, with a gateway at ``http_port`` (0: none).
+    """Run until cancelled, with a gateway at ``http_port`` (0: none). The rest: see specdec.cli.processes.deployment.
 
     Raises StartError if a service does not start or ends, after stopping the others. Logs are kept in the directory
     ``logs``. Without it they are in a temporary directory, kept only after an error.
     """
-    directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
-    wrong = False
-    try:
-        await _run(console, target, draft, port, arguments, certificates, directory, revisions, http_port, head)
-    except asyncio.CancelledError:
-        raise
-    except BaseException:
-        wrong = True
-        raise
-    finally:
-        if logs is None and not wrong:
-            shutil.rmtree(directory, ignore_errors=True)
 
-
-async def _run(
-    console: Console,
-    target: str,
-    draft: str | None,
-    port: int,
-    arguments: Sequence[str],
-    certificates: Path | None,
-    logs: Path,
-    revisions: Mapping[str, str],
-    http_port: int,
-    head: str | None,
-) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     async with AsyncExitStack() as stack:
+        directory = stack.enter_context(_log_directory(logs))
         with console.status("Starting ..."):
-            services = list(
-                await stack.enter_async_context(
-                    deployment(target, draft, port, arguments, certificates, logs, say, revisions, head)
-                )
+            started = deployment(
+                target,
+                draft,
+                head=head,
+                revisions=revisions,
+                arguments=arguments,
+                port=port,
+                certificates=certificates,
+                logs=directory,
+                tell=say,
             )
+            services = list(await stack.enter_async_context(started))
             orchestrator = services[-1]
             if http_port:
-                own = [f"--orchestrator={orchestrator.address}"]
-                services.append(await stack.enter_async_context(service("gateway", http_port, own, logs)))
+                flags = [f"--orchestrator={orchestrator.address}"]
+                services.append(await stack.enter_async_context(service("gateway", http_port, flags, logs=directory)))
                 await listening(services[-1])
-        for each in services:
-            say(f"  {each.name:<15} {each.address}  {each.log.name}")
+        for running in services:
+            say(f"  {running.name:<15} {running.address}  {running.log.name}")
         ca = f" --tls-ca {certificates / 'operator' / 'ca.crt'}" if certificates else ""
         say(f'Ready: specdec generate "def main(" --address {orchestrator.address}{ca}')
         if http_port:
@@ -94,3 +75,19 @@ async def _run(
                 say(f"{ending}. It gave itself up and is restarted.")
                 await asyncio.sleep(_PAUSE_S)
                 await ended.restart()
+
+
+@contextmanager
+def _log_directory(logs: Path | None) -> Iterator[Path]:
+    directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
+    failed = False
+    try:
+        yield directory
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
+        failed = True
+        raise
+    finally:
+        if logs is None and not failed:
+            shutil.rmtree(directory, ignore_errors=True)

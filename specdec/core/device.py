@@ -1,4 +1,4 @@
-"""Numbers for a device, sent without waiting for it. Does not know their meaning.
+"""Numbers for a device, sent without waiting for it.
 
 A plain ``torch.tensor(values, device=...)`` waits until a GPU has computed all that was queued before. Imports torch at
 call time only: the orchestrator imports core without it.

@@ -20,7 +20,7 @@ DIRECT = ("grpc.enable_http_proxy", 0)
 
 
 def proxy_options() -> list[tuple[str, int]]:
-    """The options for a channel that is made now."""
+    """The options for a channel that is opened now."""
     return [] if os.environ.get(PROXY) else [DIRECT]
 
 
@@ -31,5 +31,5 @@ _PROXIES = ("all_proxy", *WEB_PROXIES)  # also in capitals
 def of_hub() -> str:
     """For the end of an error of a hub's client: which variables decide how it reaches the hub; empty without any."""
     names = [*_HUB, *_PROXIES, *map(str.upper, _PROXIES)]
-    found = [name for name in names if os.environ.get(name)]
-    return f" (the environment sets {', '.join(found)})" if found else ""
+    present = [name for name in names if os.environ.get(name)]
+    return f" (the environment sets {', '.join(present)})" if present else ""

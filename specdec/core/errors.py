@@ -39,7 +39,7 @@ _MAX_VIOLATION_BYTES, _MAX_DESCRIPTION_BYTES, _MAX_FIELD_BYTES = 3072, 320, 120
 """Limits of all violations together, of one description, of one field name. A status travels in metadata, limited to
 8 KiB by gRPC: once in base64, and its message again with three bytes for each byte that is not ASCII."""
 _MAX_MESSAGE_BYTES, _MAX_SUMMARY_BYTES = 1024, 512
-"""Limits of a status's message without and with violations beside it."""
+"""Limits of a status's message without and with violations next to it."""
 _REST_BYTES = 64
 """Space for the number of violations that are not named."""
 
@@ -213,15 +213,15 @@ def from_status(status: status_pb2.Status) -> SpecdecError:
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
-    there = [_unpacked(status, message) for message in (info, bad_request, retry)]
+    readable = [_unpacked(status, message) for message in (info, bad_request, retry)]
     if status.code == code_pb2.INVALID_ARGUMENT:
         violations = [(v.field, v.description) for v in bad_request.field_violations]
         return InvalidArgument(violations or [("request", status.message)])
     if status.code == code_pb2.RESOURCE_EXHAUSTED and info.reason != "TOO_LARGE":
-        if not there[0] and (found := _TOO_LARGE.search(status.message)):
-            what = "the metadata" if "metadata" in found[0] else "the message"
+        if not readable[0] and (match := _TOO_LARGE.search(status.message)):
+            what = "the metadata" if "metadata" in match[0] else "the message"
             return TooLarge(f"{what} of the call is larger than its receiver accepts")
-        if not there[-1]:
+        if not readable[-1]:
             return Overloaded(status.message)
         delay_s = retry.retry_delay.ToNanoseconds() / 1e9
         return Overloaded(status.message, min(max(0.0, delay_s), _MAX_RETRY_AFTER_S))
@@ -231,13 +231,13 @@ def from_status(status: status_pb2.Status) -> SpecdecError:
 
 def _unpacked(status: status_pb2.Status, message: Message) -> bool:
     """Fill ``message`` from the details. False if it is missing or unreadable; then ``message`` is empty."""
-    found = False
+    is_readable = False
     for detail in status.details:
         if detail.Is(message.DESCRIPTOR):
             try:
                 detail.Unpack(message)
-                found = True
+                is_readable = True
             except DecodeError:
                 message.Clear()
                 return False
-    return found
+    return is_readable

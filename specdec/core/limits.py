@@ -1,4 +1,4 @@
-"""Chunk limits: how much is computed at once. Knows counts; does not know tensors or what is computed.
+"""Chunk limits: how much is computed at once.
 
 Callers decide how many rows wait, but they must not decide how much memory a pass takes. Work without a bound is
 therefore computed in chunks. The result of a row does not depend on the other rows of its chunk.
@@ -23,27 +23,27 @@ MAX_CHAIN_NODES = 64
 """Nodes of a chain under token or block verification, which needs all rows of the chain at once."""
 
 
-def chunked(sizes: Sequence[int], most: int) -> list[range]:
-    """Consecutive ranges of ``sizes`` with a total of at most ``most`` each. A larger item gets a range of its own."""
-    found: list[range] = []
+def chunked(sizes: Sequence[int], max_total: int) -> list[range]:
+    """Consecutive ranges of ``sizes`` with a total of at most ``max_total`` each. A larger item gets its own range."""
+    chunks: list[range] = []
     start = total = 0
     for index, size in enumerate(sizes):
-        if index > start and total + size > most:
-            found.append(range(start, index))
+        if index > start and total + size > max_total:
+            chunks.append(range(start, index))
             start, total = index, 0
         total += size
     if sizes:
-        found.append(range(start, len(sizes)))
-    return found
+        chunks.append(range(start, len(sizes)))
+    return chunks
 
 
-def take_turns(line: dict[_Name, Any], sizes: Mapping[_Name, int], most: int) -> list[_Name]:
-    """The first names of ``line`` that have a size, up to a total of ``most``.
+def take_turns(line: dict[_Name, Any], sizes: Mapping[_Name, int], max_total: int) -> list[_Name]:
+    """The first names of ``line`` that have a size, up to a total of ``max_total``.
 
     If others remain, the names taken move to the end of ``line``.
     """
     waiting = [name for name in line if name in sizes]
-    parts = chunked([sizes[name] for name in waiting], most)
+    parts = chunked([sizes[name] for name in waiting], max_total)
     taken = waiting[: parts[0].stop] if parts else []
     for name in taken if len(parts) > 1 else ():
         line[name] = line.pop(name)

@@ -1,4 +1,4 @@
-"""Keyed noise: the random number of every (seed, position, base, token id, domain). Does not know its use.
+"""Keyed noise: the random number of every (seed, position, base, token id, domain).
 
 A number is a pure function of its key, without state: draft and target, CPU and GPU, first run and replay get the
 same bits. The generator is Philox4x32-10 (`specdec.core.philox`):
@@ -65,10 +65,10 @@ def exponentials(
     # On a CPU a few rows at a time, so that the intermediate arrays stay in its cache.
     num_rows = max(1, _CACHED_QUADS // max(1, num_quads)) if numbers.device.type == "cpu" else max(1, len(keys))
     for start in range(0, len(keys), num_rows):
-        some = numbers[start : start + num_rows]  # [rows, quads, 4]
-        rows = torch.arange(len(some), device=device)[:, None]  # [rows, 1]
-        some.copy_(_words(keys[start : start + num_rows], rows, quads, domain).movedim(0, -1))
-        _exponential(_uniform(some))
+        chunk = numbers[start : start + num_rows]  # [rows, quads, 4]
+        rows = torch.arange(len(chunk), device=device)[:, None]  # [rows, 1]
+        chunk.copy_(_words(keys[start : start + num_rows], rows, quads, domain=domain).movedim(0, -1))
+        _exponential(_uniform(chunk))
     return numbers.flatten(1)[:, :vocab_size]
 
 
@@ -77,7 +77,7 @@ def exponentials_at(keys: Sequence[Key], rows: Tensor, token_ids: Tensor, domain
 
     rows [n] index ``keys``. A number costs about four times as much as in a whole row.
     """
-    lanes = _words(keys, rows, token_ids // 4, domain)  # [4, n]
+    lanes = _words(keys, rows, token_ids // 4, domain=domain)  # [4, n]
     return _exponential(_uniform(lanes.gather(0, (token_ids % 4)[None, :])[0].double()))
 
 
@@ -90,8 +90,8 @@ def exponentials_of(key: Key, domain: Domain, token_ids: Sequence[int]) -> list[
     low, high = (np.full(len(tokens), half, np.uint64) for half in _halves(key.seed))
     lanes = philox_array((key.position, _base(key, domain), tokens // np.uint64(4), int(domain)), (low, high))  # [4, n]
     words = lanes[(tokens % np.uint64(4)).astype(np.int64), np.arange(len(tokens))]
-    found: list[float] = (-np.log1p(-((words + 0.5) * 2.0**-32))).tolist()
-    return found
+    numbers: list[float] = (-np.log1p(-((words + 0.5) * 2.0**-32))).tolist()
+    return numbers
 
 
 def uniforms(keys: Sequence[Key], domain: Domain) -> Tensor:  # [keys] float64
@@ -99,7 +99,7 @@ def uniforms(keys: Sequence[Key], domain: Domain) -> Tensor:  # [keys] float64
     import torch
 
     rows = torch.arange(len(keys))  # [keys]
-    return _uniform(_words(keys, rows, torch.zeros_like(rows), domain)[0].double())
+    return _uniform(_words(keys, rows, torch.zeros_like(rows), domain=domain)[0].double())
 
 
 def check_position(position: int) -> None:
@@ -116,7 +116,7 @@ def derive_seed(seed: int, index: int) -> int:
     return high << WORD_BITS | low
 
 
-def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> Tensor:  # [4, ...] int64
+def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, *, domain: Domain) -> Tensor:  # [4, ...] int64
     """The four words of each quad in quads [...], with the keys at rows [...]; the two broadcast."""
     import numpy as np
     import torch
@@ -130,9 +130,9 @@ def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> 
         position, base, low, high = table[:, rows.numpy()]  # each [...]
         counter = position, base, quads.numpy().view(np.uint64), int(domain)
         return torch.from_numpy(philox_array(counter, (low, high)))
-    there = sent(torch.from_numpy(table.view(np.int64)), rows.device)[:, rows]
+    columns = sent(torch.from_numpy(table.view(np.int64)), rows.device)[:, rows]
     domains = quads.new_full((), int(domain))
-    words = philox((there[0], there[1], quads, domains), (there[2], there[3]))
+    words = philox((columns[0], columns[1], quads, domains), (columns[2], columns[3]))
     return torch.stack([word + torch.zeros_like(rows + quads) for word in words])
 
 

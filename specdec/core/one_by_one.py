@@ -1,7 +1,4 @@
-"""One sequence's exception fails one sequence: what raises for many is computed again for each of them alone.
-
-Knows outcomes and errors; does not know what is computed.
-"""
+"""One sequence's exception fails one sequence: what raises for many is computed again for each of them alone."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from specdec.core.errors import PassFailed, SpecdecError
 log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
-_Found = TypeVar("_Found")
+_Outcome = TypeVar("_Outcome")
 
 
 def one_by_one(
-    compute: Callable[[Sequence[_Item]], Sequence[_Found]], items: Sequence[_Item]
-) -> list[_Found | SpecdecError]:
+    compute: Callable[[Sequence[_Item]], Sequence[_Outcome]], items: Sequence[_Item]
+) -> list[_Outcome | SpecdecError]:
     """``compute(items)``, which has an outcome for each item. If it raises, each item is computed alone. The outcome of
     one that raises again is the error: PassFailed for an unexpected one. The outcome of an item must not depend on the
     others, nor on a call that raised."""
@@ -30,7 +27,7 @@ def one_by_one(
             log.exception("what was computed for %d sequences failed", len(items))
         if len(items) == 1:
             return [_named(error)]
-    outcomes: list[_Found | SpecdecError] = []
+    outcomes: list[_Outcome | SpecdecError] = []
     for item in items:
         try:
             outcomes += compute([item])

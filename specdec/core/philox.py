@@ -1,4 +1,4 @@
-"""The generator Philox4x32-10, for ints, tensors and arrays. Does not know the meaning of its counters.
+"""The generator Philox4x32-10, for ints, tensors and arrays.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. All three give the same bits. The orchestrator
 uses ints, as it has neither torch nor numpy. Tensors serve any device. Arrays serve the CPU, where torch's overhead

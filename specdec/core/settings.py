@@ -101,7 +101,7 @@ def split_at_commas(value: object) -> object:
     """The parts of comma-separated values, in the environment as on the command line."""
     parts = [value] if isinstance(value, str) else value
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
-        return [each.strip() for part in parts for each in part.split(",") if each.strip()]
+        return [address.strip() for part in parts for address in part.split(",") if address.strip()]
     return value
 
 
@@ -134,7 +134,7 @@ class VllmSettings(BaseModel):
     distributed_executor_backend: Literal["mp", "ray"] | None = Field(
         None, description="mp: processes, on each of nnodes machines; ray: those of a Ray cluster"
     )
-    nnodes: int = Field(1, gt=0, description="machines that share the model, each with a service of its own node_rank")
+    nnodes: int = Field(1, gt=0, description="machines that share the model, each with a service of another node_rank")
     node_rank: int = Field(0, ge=0, description="0: serves; others: lend their GPUs to it, and end with it")
     master_addr: str = Field("127.0.0.1", description="host of node_rank 0, with nnodes over 1")
     master_port: int = Field(29501, gt=0, le=65535, description="port of node_rank 0 for the other nodes")
@@ -170,7 +170,7 @@ class ModelServiceSettings(EngineSettings):
         0.4,
         gt=0,
         le=1,
-        description="share of the memory beside the weights for KV cache and activations; "
+        description="share of the memory after the weights for KV cache and activations; "
         "the shares of all services on one device must add up to at most 1",
     )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of the model; 0: one per available core")

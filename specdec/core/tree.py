@@ -1,15 +1,16 @@
 """Token trees: the draft grows them, the orchestrator keeps them, the target verifies them.
 
-Knows shapes and paths; does not know models, the meaning of probabilities or the wire. A chain is a tree and no
-draft is the empty tree, so neither needs a special case elsewhere.
+A chain is a tree and no draft is the empty tree, so neither needs a special case elsewhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MAX_TREE_NODES = 1024
 """Limit of a tree that a peer sends."""
@@ -32,14 +33,23 @@ class SparseDistribution:
     weights: tuple[float, ...]
 
 
+class Candidate(NamedTuple):
+    """A token that is not yet in a tree: a child of node ``parent``. The other fields: see TokenTree."""
+
+    parent: int
+    token_id: int
+    draft_probs: SparseDistribution | None = None
+    confidence: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTree:
     """Draft tokens below the root, parents before children.
 
     ``parents[i] < i`` is a node index or ROOT; siblings have different tokens. Hence every prefix of the node list is
     itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the token was certain). ``confidence`` is
-    empty, or has the confidence bucket of the draft's best guess at each node's place (specdec.speculation.acceptance;
-    0: unknown). Confidence does not count in comparisons.
+    empty, or has per node the confidence bucket of its parent's first child (specdec.speculation.acceptance; 0:
+    unknown). Confidence does not count in comparisons.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -57,6 +67,11 @@ class TokenTree:
     @property
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """Per node: its parent and its token id."""
+        return list(zip(self.parents, self.token_ids, strict=True))
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -82,7 +97,7 @@ class TokenTree:
         if min(self.parents, default=ROOT) < ROOT or not all(map(operator.lt, self.parents, nodes)):
             node = next(node for node in nodes if not ROOT <= self.parents[node] < node)
             return f"parents[{node}] = {self.parents[node]} is not -1 or an earlier node"
-        edges = list(zip(self.parents, self.token_ids, strict=True))
+        edges = self.edges
         if len(set(edges)) < len(edges):
             node = next(node for node in nodes if edges[node] in edges[:node])
             return f"node {node} repeats its sibling's token {self.token_ids[node]}"
@@ -104,8 +119,8 @@ class TokenTree:
         parents = enumerate(self.parents)
         return self.prefix(next((node for node, parent in parents if parent != node - 1), len(self)))
 
-    def likeliest_chains(self, first: int = ROOT) -> list[int]:
-        """The nodes that are left if every node from ``first`` on keeps its first child alone, which is its likeliest.
+    def most_likely_chains(self, first: int = ROOT) -> list[int]:
+        """The nodes that are left if every node from ``first`` on keeps only its first child, the most likely one.
         From ROOT on: one chain."""
         nodes: list[int] = []
         kept, full = {ROOT}, set()
@@ -140,7 +155,7 @@ class TokenTree:
         return (nodes[-1] if nodes else ROOT) not in self.parents
 
     def trace(self, path: Sequence[int]) -> list[int]:
-        """The nodes along ``path`` (token ids from the root), as far as the tree has them."""
+        """The nodes along ``path`` (token ids from the root), up to the first that the tree lacks."""
         nodes: list[int] = []
         for token_id in path:
             node = self.child(nodes[-1] if nodes else ROOT, token_id)
@@ -168,10 +183,10 @@ class TokenTree:
 
     def part(self, nodes: Sequence[int], root: int = ROOT) -> TokenTree:
         """The tree of ``nodes`` below ``root``. Each node comes after its parent, which is in ``nodes`` or the root."""
-        place = {root: ROOT} | {node: index for index, node in enumerate(nodes)}
+        index_of = {root: ROOT} | {node: index for index, node in enumerate(nodes)}
         return TokenTree(
             tuple(self.token_ids[node] for node in nodes),
-            tuple(place[self.parents[node]] for node in nodes),
+            tuple(index_of[self.parents[node]] for node in nodes),
             tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
             tuple(self.confidence[node] for node in nodes) if self.confidence else (),
         )
@@ -187,11 +202,11 @@ class TokenTree:
         grown.add(other)
         return grown.tree
 
-    def extended(self, nodes: Sequence[tuple[int, int, SparseDistribution | None, int]]) -> TokenTree:
-        """This tree with ``nodes`` appended, each (token id, parent, distribution it was sampled from, confidence)."""
-        if not nodes:
+    def extended(self, candidates: Sequence[Candidate]) -> TokenTree:
+        """This tree with ``candidates`` appended, which it must not have yet."""
+        if not candidates:
             return self
-        token_ids, parents, probs, confidence = zip(*nodes, strict=True)
+        parents, token_ids, probs, confidence = zip(*candidates, strict=True)
         with_probs = bool(self.draft_probs) or any(probs)
         return TokenTree(
             self.token_ids + token_ids,
@@ -199,6 +214,11 @@ class TokenTree:
             (self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
             (self.confidence or (0,) * len(self)) + confidence if self.confidence or any(confidence) else (),
         )
+
+    def lacking(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those of ``candidates`` that this tree lacks."""
+        edges = set(self.edges)
+        return [candidate for candidate in candidates if candidate[:2] not in edges]
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root down to ``node``, which is included; empty for ROOT."""
@@ -208,6 +228,10 @@ class TokenTree:
             node = self.parents[node]
         return nodes[::-1]
 
+    def path_ids(self, node: int) -> tuple[int, ...]:
+        """The token ids from the root down to ``node``, which is included; empty for ROOT."""
+        return tuple(self.token_ids[above] for above in self.path(node))
+
     def since(self, num_nodes: int) -> tuple[tuple[int, ...], TokenTree]:
         """The nodes after the first ``num_nodes``: the path (token ids from the root) that all of them are below, and
         the tree there, including the older nodes between. Without draft_probs."""
@@ -216,11 +240,8 @@ class TokenTree:
         shared = list(itertools.takewhile(lambda nodes: len(set(nodes)) == 1, zip(*paths, strict=False)))
         above = [nodes[0] for nodes in shared]
         kept = sorted({*itertools.chain.from_iterable(path[len(above) :] for path in paths), *new})
-        place = {above[-1] if above else ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-        token_ids = tuple(self.token_ids[node] for node in kept)
-        confidence = tuple(self.confidence[node] for node in kept) if self.confidence else ()
-        tree = TokenTree(token_ids, tuple(place[self.parents[node]] for node in kept), confidence=confidence)
-        return tuple(self.token_ids[node] for node in above), tree
+        end = above[-1] if above else ROOT
+        return self.path_ids(end), dataclasses.replace(self.part(kept, end), draft_probs=())
 
     def under(self, path: Sequence[int]) -> TokenTree:
         """This tree, moved below the chain of ``path``."""
@@ -241,12 +262,12 @@ class GrowingTree:
     """A tree to which others are added. An addition takes time for its own nodes, not for those that are there."""
 
     def __init__(self, tree: TokenTree = EMPTY_TREE) -> None:
-        self._tree: TokenTree | None = tree  # None: nodes were added since it was made
+        self._tree: TokenTree | None = tree  # None: nodes were added since it was built
         self._token_ids, self._parents = list(tree.token_ids), list(tree.parents)
         self._probs: list[SparseDistribution | None] = list(tree.draft_probs or (None,) * len(tree))
         self._confidence = list(tree.confidence or (0,) * len(tree))
         self._with_probs = bool(tree.draft_probs)
-        self._index_of = {edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
+        self._index_of = {edge: node for node, edge in enumerate(tree.edges)}
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -265,17 +286,17 @@ class GrowingTree:
         self._with_probs |= bool(other.draft_probs)
         probs = other.draft_probs or itertools.repeat(None)
         confidence = other.confidence or itertools.repeat(0)
-        here = [ROOT]  # the place of each node of ``other``, one to the right: a parent of -1 is the first
-        for token_id, parent, prob, sure in zip(other.token_ids, other.parents, probs, confidence, strict=False):
+        here = [ROOT]  # the index of each node of ``other``, one to the right: a parent of -1 is the first
+        for token_id, parent, prob, bucket in zip(other.token_ids, other.parents, probs, confidence, strict=False):
             edge = (here[parent + 1], token_id)
             node = self._index_of.setdefault(edge, len(self._token_ids))
             if node == len(self._token_ids):
                 self._token_ids.append(token_id)
                 self._parents.append(edge[0])
                 self._probs.append(prob)
-                self._confidence.append(sure)
+                self._confidence.append(bucket)
             else:
-                self._confidence[node] = self._confidence[node] or sure
+                self._confidence[node] = self._confidence[node] or bucket
             here.append(node)
         if len(other):
             self._tree = None

@@ -1,4 +1,4 @@
-"""The paged KV cache: block tables, rollback and sharing. Knows slots and positions; does not know tensors or models.
+"""The paged KV cache: block tables, rollback and sharing. No tensors.
 
 The pool consists of blocks of ``block_size`` slots, one slot per position. A sequence's block table lists its blocks
 in order, so a rollback, or keeping one path of a verified tree, moves a few rows at most. The pool remembers the text
@@ -16,8 +16,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from specdec.kvcache.prefix_index import ID_BYTES, TextBlock, packed
-from specdec.kvcache.walk import Walk
+from specdec.kvcache.prefix_index import ID_BYTES, TextBlock, Walk, packed
 
 
 class PoolFullError(Exception):
@@ -50,7 +49,7 @@ class BlockPool:
         self._idle: OrderedDict[TextBlock, None] = OrderedDict()
         # A root lives as long as a sequence or a block below it: a salt out of use leaves nothing behind.
         self._roots: WeakValueDictionary[bytes, TextBlock] = WeakValueDictionary()
-        self.num_looked_up = 0  # blocks that were found so far one by one, not taken over from the latest walk
+        self.num_looked_up = 0  # blocks that were looked up so far one by one, not taken over from the latest walk
         self.latest: Walk | None = None  # as long as a sequence holds all of it
 
     @property
@@ -96,7 +95,7 @@ class BlockPool:
         return known
 
     def disown(self, known: TextBlock) -> None:
-        """Forget the text of a leaf that one sequence ends with, which keeps the block as its own."""
+        """Forget the text of a leaf that one sequence ends with, which keeps the block."""
         parent = known.parent
         assert parent is not None, "a root has no block"
         known.holders = 0
@@ -165,25 +164,25 @@ class SequenceCache:
         """Number of positions that are cached and committed."""
         return self._length
 
-    def attach(self, ids: Sequence[int], most_blocks: int = sys.maxsize) -> list[Move]:
+    def attach(self, ids: Sequence[int], max_blocks: int = sys.maxsize) -> list[Move]:
         """Reuse the remembered blocks of the text ``ids``, which includes the cached positions.
 
         Leaves at least one id to feed. Works on an empty cache, and on one that is remembered up to its last full
         block, for which another sequence may have computed the next block meanwhile. Does nothing on any other cache.
-        If the pool is full, it attaches as much as possible. It stops after it found ``most_blocks``.
+        If the pool is full, it attaches as much as possible. It stops after ``max_blocks``.
         """
         if len(self._path) < self._length // self._size:
             return []
         self._shrink(self._length)
         text, width = packed(ids[: len(ids) - 1]), self._size * ID_BYTES
         start, walk = len(self._path), self._pool.latest
-        if walk is not None and (end := walk.beyond(self._root, self._path, text, width)):
+        if walk is not None and (end := walk.beyond(self._root, self._path, text, width=width)):
             self._extend(walk.path[start:end], walk.blocks[start:end])
-        if found := self._last_known.descend(text[len(self._path) * width :], width, most_blocks):
-            self._pool.num_looked_up += len(found)
-            self._extend(found, [known.block for known in found])
-            self._pool.latest = Walk(self._root, text, self._path[:], self.block_table[:])
-        return self._copy(text[len(self._path) * width :][:width]) if len(found) < most_blocks else []
+        if path := self._last_known.descend(text[len(self._path) * width :], width, max_blocks):
+            self._pool.num_looked_up += len(path)
+            self._extend(path, [known.block for known in path])
+            self._pool.latest = Walk(self._root, text, path=self._path[:], blocks=self.block_table[:])
+        return self._copy(text[len(self._path) * width :][:width]) if len(path) < max_blocks else []
 
     def _extend(self, path: list[TextBlock], blocks: list[int]) -> None:
         """Continue with remembered blocks instead of the partial block at the end."""
@@ -222,9 +221,9 @@ class SequenceCache:
                 raise ValueError(f"row {kept[-1]} of {self._num_behind + self._num_fed} fed cannot be kept")
             if kept[-1] >= len(kept):
                 moves = [
-                    Move(self._slot(self._length + row), self._slot(self._length + place))
-                    for place, row in enumerate(kept)
-                    if row != place
+                    Move(self._slot(self._length + row), self._slot(self._length + index))
+                    for index, row in enumerate(kept)
+                    if row != index
                 ]
         self._length += len(rows)
         self._shrink(self._length + len(behind))
@@ -298,22 +297,22 @@ class SequenceCache:
         return self.block_table[position // self._size] * self._size + position % self._size
 
     def _shrink(self, length: int) -> None:
-        """Give back own blocks without a position below ``length``; none of them may be remembered."""
+        """Give back blocks without a position below ``length``; none of them may be remembered."""
         num_blocks = (length + self._size - 1) // self._size
         self._num_behind = self._num_fed = 0
         while len(self.block_table) > num_blocks:
             self._pool.give_back(self.block_table.pop())
 
     def _remember_block(self, ids: bytes) -> None:
-        """Remember the first own block, which is full and holds ``ids``."""
-        place, last = len(self._path), self._last_known
+        """Remember the first block that is not remembered yet, which is full and holds ``ids``."""
+        index, last = len(self._path), self._last_known
         known = last.find(ids)
         if known is None:
-            known = self._pool.remember(last, ids, self.block_table[place])
+            known = self._pool.remember(last, ids, self.block_table[index])
         else:
             self._pool.hold(known)
-            self._pool.give_back(self.block_table[place])
-            self.block_table[place] = known.block
+            self._pool.give_back(self.block_table[index])
+            self.block_table[index] = known.block
         self._pool.let_go(last)
         self._path.append(known)
 
@@ -334,17 +333,17 @@ class SequenceCache:
 
     def _copy(self, ids: bytes) -> list[Move]:
         """Extend the partial block at the end with rows of the remembered block that matches ``ids`` furthest."""
-        num_own = self._length - len(self._path) * self._size
+        num_rows = self._length - len(self._path) * self._size
         known, num_bytes = self._last_known.closest(ids)
         num_common = num_bytes // ID_BYTES
-        if known is None or num_common <= num_own:
+        if known is None or num_common <= num_rows:
             return []
-        self._pool.hold(known)  # marks it as used, and prevents its eviction in favour of its own copy
-        if not num_own and self._pool.num_free_blocks:
+        self._pool.hold(known)  # marks it as used, and prevents its eviction in favour of its copy
+        if not num_rows and self._pool.num_free_blocks:
             self.block_table += self._pool.take(1)
         self._pool.let_go(known)
         if len(self.block_table) == len(self._path):
             return []
         source, target = known.block * self._size, self.block_table[-1] * self._size
-        self._length += num_common - num_own
-        return [Move(source + offset, target + offset) for offset in range(num_own, num_common)]
+        self._length += num_common - num_rows
+        return [Move(source + offset, target + offset) for offset in range(num_rows, num_common)]

@@ -1,4 +1,4 @@
-"""A tree from texts to the blocks with their keys and values. Does not know the use or the eviction of blocks.
+"""A tree from texts to the blocks with their keys and values.
 
 A node is one block's ids after the text of its parent. Ids are compared themselves, not only their hashes, so only
 equal texts share a block. They are packed (``packed``), because bytes take a tenth of the memory of a tuple and are
@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 ID_BYTES = array("I").itemsize
 
@@ -60,28 +61,28 @@ class TextBlock:
 
     def find(self, ids: bytes) -> TextBlock | None:
         """The child with exactly these ids; None if there is none."""
-        place = bisect_left(self._children, ids, key=_IDS)
-        if place < len(self._children) and self._children[place].ids == ids:
-            return self._children[place]
+        index = bisect_left(self._children, ids, key=_IDS)
+        if index < len(self._children) and self._children[index].ids == ids:
+            return self._children[index]
         return None
 
-    def descend(self, text: bytes, width: int, most: int) -> list[TextBlock]:
-        """The remembered blocks of ``text``, of ``width`` bytes each and at most ``most``, one below the other."""
-        found: list[TextBlock] = []
+    def descend(self, text: bytes, width: int, max_blocks: int) -> list[TextBlock]:
+        """Up to ``max_blocks`` remembered blocks of ``text``, of ``width`` bytes each, one below the other."""
+        path: list[TextBlock] = []
         last = self
-        for start in range(0, min(len(text) // width, most) * width, width):
+        for start in range(0, min(len(text) // width, max_blocks) * width, width):
             known = last.find(text[start : start + width])
             if known is None:
                 break
-            found.append(known)
+            path.append(known)
             last = known
-        return found
+        return path
 
     def closest(self, ids: bytes) -> tuple[TextBlock | None, int]:
         """The child with the longest common prefix with ``ids``, and the prefix's bytes; (None, 0) without any."""
-        place = bisect_left(self._children, ids, key=_IDS)
+        index = bisect_left(self._children, ids, key=_IDS)
         best, longest = None, 0
-        for child in self._children[max(0, place - 1) : place + 1]:
+        for child in self._children[max(0, index - 1) : index + 1]:
             common = num_equal(child.ids, ids, ID_BYTES)
             if common > longest:
                 best, longest = child, common
@@ -101,22 +102,40 @@ class TextBlock:
     def covering(self) -> TextBlock | None:
         """A sibling with ids that begin with all of this block's ids; None if there is none."""
         siblings = self._siblings()
-        place = bisect_left(siblings, self.ids, key=_IDS)
-        if siblings[place] is not self:
-            return siblings[place]
-        if place + 1 < len(siblings) and siblings[place + 1].ids[: len(self.ids)] == self.ids:
-            return siblings[place + 1]
+        index = bisect_left(siblings, self.ids, key=_IDS)
+        if siblings[index] is not self:
+            return siblings[index]
+        if index + 1 < len(siblings) and siblings[index + 1].ids[: len(self.ids)] == self.ids:
+            return siblings[index + 1]
         return None
 
     def covered(self) -> TextBlock | None:
         """The sibling before this one, if this block's ids begin with all of its ids; else None."""
         siblings = self._siblings()
-        place = siblings.index(self, bisect_left(siblings, self.ids, key=_IDS))
-        if place > 0 and self.ids[: len(siblings[place - 1].ids)] == siblings[place - 1].ids:
-            return siblings[place - 1]
+        index = siblings.index(self, bisect_left(siblings, self.ids, key=_IDS))
+        if index > 0 and self.ids[: len(siblings[index - 1].ids)] == siblings[index - 1].ids:
+            return siblings[index - 1]
         return None
 
     def _siblings(self) -> list[TextBlock]:
         if self.parent is None:
             raise ValueError("a root has no siblings")
         return self.parent._children
+
+
+class Walk(NamedTuple):
+    """A look-up, for the next sequence that looks the same text up, another sample of the same request: the blocks of
+    ``text`` (packed ids) below ``root``, and their numbers."""
+
+    root: TextBlock
+    text: bytes
+    path: list[TextBlock]
+    blocks: list[int]
+
+    def beyond(self, root: TextBlock, path: list[TextBlock], text: bytes, *, width: int) -> int:
+        """How many blocks of ``text`` below ``root`` are known; 0 if no more than ``path``. ``width``: in bytes."""
+        start = len(path)
+        if self.root is not root or len(self.path) <= start or (path and self.path[start - 1] is not path[-1]):
+            return 0
+        equal = num_equal(text[start * width :], self.text[start * width : len(self.path) * width], width)
+        return start + equal // width if equal else 0

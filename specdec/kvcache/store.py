@@ -1,4 +1,4 @@
-"""The tensors of the KV pool. Knows slots (see specdec.kvcache.block_pool); does not know sequences."""
+"""The tensors of the KV pool, by slots (specdec.kvcache.block_pool)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class KvStore:
         """The result of ``describe(self)``, which is called once for each key ``by``."""
         if by not in self._described:
             self._described[by] = describe(self)
-        found: _Described = self._described[by]
-        return found
+        description: _Described = self._described[by]
+        return description
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Write key and value [rows, kv_heads, head_dim] into slots [rows].
@@ -69,8 +69,8 @@ class KvStore:
         shape = (*self._shape, *like.shape[1:])
         if self.device.type != "cpu":
             return like.new_zeros(shape)
-        # numpy gets zero pages from the operating system at first use: the pool is made in no time and takes only the
-        # memory that it uses. torch would write the zeros.
+        # numpy gets zero pages from the operating system at first use: the pool is allocated in no time and takes only
+        # the memory that it uses. torch would write the zeros.
         num_bytes = math.prod(shape) * like.element_size()
         return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
 

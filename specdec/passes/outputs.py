@@ -1,4 +1,4 @@
-"""The outputs of a pass, for all its rows and for one segment. Knows rows; does not know models."""
+"""The outputs of a pass, for all its rows and for one segment."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class PassOutputs:
         logits: Tensor | np.ndarray,  # [logit rows, vocab_size], in the model's dtype
         features: Tensor | np.ndarray,  # [logit rows, hidden_size]: input of the output embedding
         sound: Tensor | np.ndarray,  # [rows] bool
-        likeliest: Sequence[int] | None = None,
+        most_likely: Sequence[int] | None = None,
         further: Sequence[Sequence[int]] = (),
     ) -> None:
         """Arrays hold bfloat16 as int16, and become tensors on demand. Every torch call releases the interpreter lock,
         and a thread that sends the last pass's tokens could delay this one there."""
         self._logits, self._features, self._sound = logits, features, sound
-        self.likeliest = likeliest
+        self.most_likely = most_likely
         """The most likely token of each logit row, of ties the lowest id. None: not computed by the pass."""
         self.further = further
         """Token ids of the further rows of each segment; empty: there are no such rows."""
@@ -56,25 +56,25 @@ class RowOutputs:
     """The outputs of one segment: of its rows or ``logit_rows``, then of its further rows. Sliced from the pass on
     demand: with cold caches every new tensor costs as much time as a layer of a small model."""
 
-    def __init__(self, outputs: PassOutputs, rows: Sequence[int], logit_rows: Sequence[int], place: int = 0) -> None:
-        """``rows``, ``logit_rows``: places in the pass; ``place``: index of the segment."""
-        self._pass, self._rows, self._logit_rows, self._place = outputs, rows, logit_rows, place
-        self.further = outputs.further[place] if outputs.further else ()
+    def __init__(self, outputs: PassOutputs, rows: Sequence[int], logit_rows: Sequence[int], index: int = 0) -> None:
+        """``rows``, ``logit_rows``: indices in the pass; ``index``: of the segment."""
+        self._pass, self._rows, self._logit_rows, self._index = outputs, rows, logit_rows, index
+        self.further = outputs.further[index] if outputs.further else ()
         """Token ids of the further rows, at most as many as the segment allows."""
 
     @property
     def logits(self) -> Tensor:  # [logit rows, vocab_size], in the model's dtype
-        return _taken(self._pass.logits, self._logit_rows)
+        return _select(self._pass.logits, self._logit_rows)
 
     @property
-    def likeliest(self) -> list[int] | None:
+    def most_likely(self) -> list[int] | None:
         """See PassOutputs."""
-        likeliest = self._pass.likeliest
-        return None if likeliest is None else [likeliest[row] for row in self._logit_rows]
+        most_likely = self._pass.most_likely
+        return None if most_likely is None else [most_likely[row] for row in self._logit_rows]
 
     def behind(self, num_logit_rows: int) -> RowOutputs:
         """These outputs without the first logit rows."""
-        return RowOutputs(self._pass, self._rows, self._logit_rows[num_logit_rows:], self._place)
+        return RowOutputs(self._pass, self._rows, self._logit_rows[num_logit_rows:], index=self._index)
 
     @property
     def sound(self) -> list[bool]:
@@ -85,24 +85,25 @@ class RowOutputs:
 def of_segments(outputs: PassOutputs, num_rows: Sequence[int], num_logit_rows: Sequence[int]) -> list[RowOutputs]:
     """The outputs of each segment of a pass, given each segment's numbers of rows and of logit rows."""
     num_further = len(outputs.further[0]) if outputs.further else 0
-    places = zip(_places(num_rows, num_further), _places(num_logit_rows, num_further), strict=True)
-    return [RowOutputs(outputs, rows, logit_rows, place) for place, (rows, logit_rows) in enumerate(places)]
+    by_segment = zip(_indices(num_rows, num_further), _indices(num_logit_rows, num_further), strict=True)
+    return [RowOutputs(outputs, rows, logit_rows, index=index) for index, (rows, logit_rows) in enumerate(by_segment)]
 
 
-def _places(counts: Sequence[int], num_further: int) -> list[Sequence[int]]:
-    """The places of each segment's rows in the pass, further rows included."""
-    places: list[Sequence[int]] = []
+def _indices(counts: Sequence[int], num_further: int) -> list[Sequence[int]]:
+    """The indices of each segment's rows in the pass, further rows included."""
+    indices: list[Sequence[int]] = []
     start, total, num = 0, sum(counts), len(counts)
-    for place, count in enumerate(counts):
-        own = range(start, start + count)
+    for segment, count in enumerate(counts):
+        rows = range(start, start + count)
         start += count
-        places.append([*own, *range(total + place, total + num_further * num, num)] if num_further else own)
-    return places
+        further = range(total + segment, total + num_further * num, num)
+        indices.append([*rows, *further] if num_further else rows)
+    return indices
 
 
 def _tensor(numbers: Tensor | np.ndarray) -> Tensor:
     return numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers).view(torch.bfloat16)
 
 
-def _taken(rows: Tensor, places: Sequence[int]) -> Tensor:
-    return rows[places.start : places.stop] if isinstance(places, range) else rows[places]
+def _select(rows: Tensor, indices: Sequence[int]) -> Tensor:
+    return rows[indices.start : indices.stop] if isinstance(indices, range) else rows[indices]

@@ -1,5 +1,4 @@
-"""Chunked prefill: the number of prompt rows of each sequence in a pass. Knows how long passes took; does not know what
-they compute.
+"""Chunked prefill: the number of prompt rows of each sequence in a pass.
 
 Long prompts are fed in chunks that share a pass fairly, so that a sequence does not wait for the whole prompt of
 another one. A sequence waits for a block that another sequence of the pass computes anyway.
@@ -11,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from specdec.kvcache.block_pool import SequenceCache
 
-ROWS_PER_PASS, LEAST_ROWS = 512, 16
+ROWS_PER_PASS, MIN_ROWS = 512, 16
 """The largest and the smallest chunk: prompt rows of all sequences in one pass."""
 
 _CHUNK_S = 1.0
@@ -28,10 +27,10 @@ class Chunk:
     def observe(self, num_rows: int, seconds: float) -> None:
         """Learn from a pass, unless it has fewer rows than the limit: those take longer than their share."""
         if num_rows >= self.rows:
-            rows = int(num_rows * _CHUNK_S / max(seconds, 1e-9)) // LEAST_ROWS * LEAST_ROWS
+            rows = int(num_rows * _CHUNK_S / max(seconds, 1e-9)) // MIN_ROWS * MIN_ROWS
             if seconds < _CHUNK_S:  # a part of the time does not depend on rows
-                rows = max(rows, num_rows + LEAST_ROWS)
-            self.rows = max(LEAST_ROWS, min(rows // LEAST_ROWS * LEAST_ROWS, ROWS_PER_PASS))
+                rows = max(rows, num_rows + MIN_ROWS)
+            self.rows = max(MIN_ROWS, min(rows // MIN_ROWS * MIN_ROWS, ROWS_PER_PASS))
 
 
 def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]], limit: int = ROWS_PER_PASS) -> list[int]:
@@ -49,8 +48,8 @@ def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]], limit: in
             being_filled.add(awaited)
     # A waiting sequence takes no rows and leaves its share to the others.
     feeding = [count for count, waiting in zip(missing, waits, strict=True) if count > 1 and not waiting]
-    most = fair_share(feeding, limit)
-    return [0 if waiting else min(count, most) for count, waiting in zip(missing, waits, strict=True)]
+    share = fair_share(feeding, limit)
+    return [0 if waiting else min(count, share) for count, waiting in zip(missing, waits, strict=True)]
 
 
 def fair_share(wanted: Sequence[int], total: int) -> int:

@@ -1,7 +1,4 @@
-"""The rows of a pass, and the keys that each row attends to. No tensors.
-
-Knows texts, positions and trees; does not know how attention is computed.
-"""
+"""The rows of a pass, and the keys that each row attends to. No tensors."""
 
 from __future__ import annotations
 
@@ -97,7 +94,7 @@ class Member:
     """Rows of one segment that share an attention call. Row numbers are relative to the segment."""
 
     segment: Segment
-    start: int  # place in the pass of the segment's first fed row
+    start: int  # index in the pass of the segment's first fed row
     level: int
     rows: Sequence[int]
     keys: Sequence[int]  # rows with keys to attend to, after the context
@@ -112,9 +109,9 @@ class Member:
         return [self.start + row - self.segment.num_kept for row in self.rows]
 
     @property
-    def is_stored_so(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether the keys are contiguous in the segment's blocks."""
-        return self.keys == range(len(self.keys)) or all(row == place for place, row in enumerate(self.keys))
+        return self.keys == range(len(self.keys)) or all(row == index for index, row in enumerate(self.keys))
 
     @property
     def is_chain(self) -> bool:
@@ -141,8 +138,8 @@ class PassRows:
     @functools.cached_property
     def num_further(self) -> int:
         """Further rows per segment: the smallest limit of all. 0 unless all are chains with logits of the last row."""
-        most = min((segment.num_further for segment in self._segments), default=0)
-        return most if most and all(map(_is_chain_with_last_logits, self._segments)) else 0
+        num = min((segment.num_further for segment in self._segments), default=0)
+        return num if num and all(map(_is_chain_with_last_logits, self._segments)) else 0
 
     @property
     def draws(self) -> list[Draw]:
@@ -157,7 +154,7 @@ class PassRows:
     def members(self, counts: KeyCounts, only_chains: bool = False) -> Iterator[Member]:
         start = 0
         for segment, positions in zip(self._segments, self._positions, strict=True):
-            yield from members_of(segment, start, positions, counts, only_chains)
+            yield from members_of(segment, start, positions, counts=counts, only_chains=only_chains)
             start += len(segment.token_ids)
 
     def key_slots(self, members: Sequence[Member]) -> tuple[np.ndarray, list[int]]:
@@ -171,7 +168,7 @@ class PassRows:
             blocks += member.segment.block_table[: -(-(member.num_keys + self.num_further) // size)]
         slots: np.ndarray = (np.array(blocks, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1)
         for member, start in zip(members, starts, strict=True):
-            if not member.is_stored_so:
+            if not member.is_contiguous:
                 after = start + member.segment.num_context
                 slots[after : after + len(member.keys)] = self.slots_of(member.segment, member.keys)
         return slots, starts
@@ -192,8 +189,8 @@ def members_of(
 ) -> Iterator[Member]:
     """The rows of a segment, split into members that need different numbers of keys.
 
-    A row of a tree is stored after its siblings, and the kernel's order of summation depends on a key's place among the
-    masked keys. So exact rows are computed as chains, each with the keys of its own path only.
+    A row of a tree is stored after its siblings, and the kernel's order of summation depends on a key's index among the
+    masked keys. So exact rows are computed as chains, each with the keys of its path only.
     """
     first = segment.num_context
     by_level: dict[int, list[int]] = {}
@@ -201,30 +198,31 @@ def members_of(
         by_level.setdefault(counts.level(row_positions[row]), []).append(row)
     for level, rows in by_level.items():
         last = rows[-1]
-        whole = Member(segment, start, counts.level(first + last), rows, range(last + 1), row_positions)
+        last_level = counts.level(first + last)
+        whole = Member(segment, start, last_level, rows=rows, keys=range(last + 1), row_positions=row_positions)
         if whole.is_chain or not (segment.exact or only_chains):
             yield whole
             continue
         for path, num_shared in paths(segment.parents):
             new = (row for row in path[num_shared:] if row >= segment.num_kept)
-            own = [row for row in new if counts.level(row_positions[row]) == level]
-            if own:
-                keys = path[: row_positions[own[-1]] + 1 - first]
-                yield Member(segment, start, level, own, keys, row_positions)
+            path_rows = [row for row in new if counts.level(row_positions[row]) == level]
+            if path_rows:
+                keys = path[: row_positions[path_rows[-1]] + 1 - first]
+                yield Member(segment, start, level, rows=path_rows, keys=keys, row_positions=row_positions)
 
 
 def paths(parents: Sequence[int]) -> list[tuple[list[int], int]]:
     """The paths of a tree from root to leaf, and for each the number of leading rows that an earlier path has too."""
     path_of: list[list[int]] = []
-    found: list[tuple[list[int], int]] = []
+    listed: list[tuple[list[int], int]] = []
     for row, parent in enumerate(parents):
         path = path_of[parent] if parent >= 0 else []
         if not path or path[-1] != parent:
             path = path[: path.index(parent) + 1] if path else []
-            found.append((path, len(path)))
+            listed.append((path, len(path)))
         path.append(row)
         path_of.append(path)
-    return found
+    return listed
 
 
 def rounded(size: int, multiple: int) -> int:

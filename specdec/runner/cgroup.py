@@ -28,9 +28,9 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         return
     paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
     # Version 1 has a hierarchy per controller; version 2 has a single one without a name.
-    own = [path for names, path in paths.items() if controller in names.split(",")]
-    base = root / "sys/fs/cgroup" / (controller if own else "")
-    group = base / (own[0] if own else paths.get("", "/")).lstrip("/")
+    mounted = [path for names, path in paths.items() if controller in names.split(",")]
+    base = root / "sys/fs/cgroup" / (controller if mounted else "")
+    group = base / (mounted[0] if mounted else paths.get("", "/")).lstrip("/")
     # In a container the path may be the host's, but only its end is mounted. Directories that do not exist are skipped.
     while True:
         yield group

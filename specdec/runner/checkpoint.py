@@ -107,8 +107,8 @@ def asked(directory: Path, questions: Iterable[str]) -> list[list[int]]:
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         messages = [[{"role": "user", "content": question}] for question in questions]
-        found: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        return [list(ids) for ids in found["input_ids"]]
+        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return [list(ids) for ids in encoded["input_ids"]]
     except Exception as error:  # a template is a program, which fails in any way
         log.info("no chat template asks questions", extra={"reason": in_words(error)})
         return []
@@ -140,8 +140,8 @@ def _config(directory: Path) -> PreTrainedConfig:
 
 
 def _refuse_quantised(config: PreTrainedConfig) -> None:
-    for each in (config, config.get_text_config()):
-        if quantisation := getattr(each, "quantization_config", None):
+    for part in (config, config.get_text_config()):
+        if quantisation := getattr(part, "quantization_config", None):
             raise ValueError(weights.refusal(_method(quantisation)))
 
 
@@ -202,7 +202,7 @@ def _same_positions(config: PreTrainedConfig) -> float:
     rope = getattr(config, "rope_parameters", None) or {}  # of all layers, or by the type of a layer
     ropes = [of_layers for of_layers in rope.values() if isinstance(of_layers, dict)] or [rope]
     return min(
-        (each["original_max_position_embeddings"] for each in ropes if each.get("rope_type") == "longrope"),
+        (rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"),
         default=math.inf,
     )
 
@@ -223,8 +223,8 @@ def _named_ends(directory: Path, config: PreTrainedConfig) -> Iterator[list[int]
     if (directory / "generation_config.json").is_file():
         generation = _read(directory, "generation_config.json", lambda: GenerationConfig.from_pretrained(directory))
         yield _ids(generation.eos_token_id)
-    for each in (config, config.get_text_config()):
-        yield _ids(getattr(each, "eos_token_id", None))
+    for part in (config, config.get_text_config()):
+        yield _ids(getattr(part, "eos_token_id", None))
     if (directory / "tokenizer_config.json").is_file() and (directory / files.TOKENIZER).is_file():
         read = PreTrainedTokenizerFast.from_pretrained
         yield _ids(_read(directory, "tokenizer_config.json", lambda: read(directory)).eos_token_id)

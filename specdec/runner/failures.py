@@ -24,8 +24,8 @@ def in_words(error: BaseException) -> str:
     text, kind = " ".join(str(error).split()), type(error).__name__
     line = f"{kind}: {text}" if text else kind
     for pattern, sentence in _CAUSES:
-        if found := re.search(pattern, line):
-            parts = [part for part in found.groups() if part is not None]
+        if match := re.search(pattern, line):
+            parts = [part for part in match.groups() if part is not None]
             return _cut(sentence.format(*parts, transformers=version("transformers")))
     return _cut(text if text and isinstance(error, ValueError | OSError | RuntimeError) else line)
 

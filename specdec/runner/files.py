@@ -18,16 +18,16 @@ DESCRIPTIONS = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "additional_chat_templates/*.jinja",
 )
-"""All files that are read beside the weights."""
+"""All files that are read in addition to the weights."""
 
 _POINTER = b"version https://git-lfs"
 
-_MOST_INFLATED = 16
+_MAX_INFLATION = 16
 """Bytes in memory per byte of an archive. Weights hardly shrink, and n-gram models at most to a tenth."""
 
 
 def directory_of(model: str, revision: str = "") -> Path:
-    """The directory ``model``, or that of the hub id ``model`` in the hub's cache, fetched as far as it is used.
+    """The directory ``model``, or that of the hub id ``model`` in the hub's cache, of which the used files are fetched.
 
     Raises ValueError, with the reason in words, if there is none.
     """
@@ -68,9 +68,9 @@ def refuse_inflated(file: Path) -> None:
     """Raises ValueError if ``file`` is a zip archive that would take far more memory than it takes on the disk."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            size = sum(each.file_size for each in archive.infolist())
-        if size > _MOST_INFLATED * file.stat().st_size:
-            raise ValueError(f"{file} would take {size} bytes of memory, over {_MOST_INFLATED} times its own size")
+            size = sum(member.file_size for member in archive.infolist())
+        if size > _MAX_INFLATION * file.stat().st_size:
+            raise ValueError(f"{file} would take {size} bytes of memory, over {_MAX_INFLATION} times its own size")
 
 
 def read_text(file: Path) -> str:

@@ -19,10 +19,10 @@ def read_gguf(file: Path) -> tuple[PreTrainedModel, Any]:
 
 
 def plain(model: Any) -> PreTrainedModel:
-    """The same model with a configuration that does not tell of the file that was read."""
+    """The same model with a configuration without the traces of the file that was read."""
     known = model.config.to_dict()
     known.pop("quantization_config", None)
-    made: PreTrainedModel = type(model)(type(model.config)(**known))
-    made.load_state_dict(model.state_dict())
-    made.generation_config = model.generation_config
-    return made
+    copy: PreTrainedModel = type(model)(type(model.config)(**known))
+    copy.load_state_dict(model.state_dict())
+    copy.generation_config = model.generation_config
+    return copy

@@ -27,28 +27,28 @@ from specdec.sampling.grammar import Grammars
 
 log = logging.getLogger(__name__)
 
-_SLOTS_BESIDE = 1024
-"""Of the pool for what is made beside a model."""
+_NUM_ATTACHED_SLOTS = 1024
+"""Of the pool while a head is attached."""
 
 _SIGNAL_POLL_S = 1.0
 """Interval of checks for signals during loading."""
 
 
-def load_runner(settings: ModelServiceSettings, beside: Callable[[ModelRunner], None] | None = None) -> ModelRunner:
+def load_runner(settings: ModelServiceSettings, attach: Callable[[ModelRunner], None] | None = None) -> ModelRunner:
     """Find, check and load the model of a service. Raises ValueError with one sentence for the operator, whatever went
     wrong; the original traceback is logged at level DEBUG.
 
-    ``beside``: makes what is computed beside the model, with a small pool. What it takes on the device, its layers of
-    the pool included, is part of the memory plan.
+    ``attach`` adds a head to the model, with a small pool. What it takes on the device, its layers of the pool
+    included, is part of the memory plan.
 
-    Loads in a thread of its own, which then ends. OpenMP gives every computing thread its own helpers. Once there are
+    Loads in a separate thread, which then ends. OpenMP gives every computing thread its own helpers. Once there are
     more helpers than cores, they sleep after every operation instead of waiting for the next: with two threads on two
     cores a pass took twice as long.
     """
     log.info("loading", extra={"model": settings.model, "device": settings.device})
     torch.set_num_threads(settings.threads or _default_threads())  # for this thread and all later ones
     with ThreadPoolExecutor(1, "loading") as loading:
-        runner = loading.submit(_load_runner, settings, beside)
+        runner = loading.submit(_load_runner, settings, attach)
         # A wait without a timeout would delay the handling of a signal that comes just before it.
         while not wait([runner], _SIGNAL_POLL_S).done:
             pass
@@ -59,38 +59,41 @@ def load_runner(settings: ModelServiceSettings, beside: Callable[[ModelRunner], 
             raise ValueError(f"{settings.model}: {in_words(error)}") from error
 
 
-def _load_runner(settings: ModelServiceSettings, beside: Callable[[ModelRunner], None] | None) -> ModelRunner:
+def _load_runner(settings: ModelServiceSettings, attach: Callable[[ModelRunner], None] | None) -> ModelRunner:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are JSON lines
     set_verbosity_error()  # type: ignore[no-untyped-call]  # what it would warn of is checked here
     device = _device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
     backend = choose(settings.backend, device)
-    checkpoint = Checkpoint.find(settings.model, dtype, backend.name, backend.fingerprint, settings.revision)
-    return _prepared(checkpoint, settings, backend, beside)
+    checkpoint = Checkpoint.find(
+        settings.model, dtype, backend.name, fingerprint=backend.fingerprint, revision=settings.revision
+    )
+    return _prepare(checkpoint, settings, backend, attach=attach)
 
 
-def _prepared(
+def _prepare(
     checkpoint: Checkpoint,
     settings: ModelServiceSettings,
     backend: Backend,
-    beside: Callable[[ModelRunner], None] | None,
+    *,
+    attach: Callable[[ModelRunner], None] | None,
 ) -> ModelRunner:
     _refuse_without_room(checkpoint.directory, checkpoint.dtype, backend.device)
     model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
     expected = probe.plain_logits(model, checkpoint.info)
-    runner = probe.prove(model, checkpoint.info, backend, expected)
+    runner = probe.prove(model, checkpoint.info, backend, expected=expected)
     runner.grammars = grammars(checkpoint.directory, checkpoint.info)
-    if beside is not None:
-        runner.resize(_SLOTS_BESIDE)
-        beside(runner)
+    if attach is not None:
+        runner.resize(_NUM_ATTACHED_SLOTS)
+        attach(runner)
     plan = memory.plan(
         _shape(runner),
-        weight_bytes(runner.model),
-        runner.bytes_per_slot,
-        memory.free_memory(backend.device),
-        settings.kv_slots,
-        settings.memory_fraction,
-        settings.max_sequences,
+        weights=weight_bytes(runner.model),
+        bytes_per_slot=runner.bytes_per_slot,
+        free=memory.free_memory(backend.device),
+        kv_slots=settings.kv_slots,
+        fraction=settings.memory_fraction,
+        max_sequences=settings.max_sequences,
     )
     runner.resize(plan.num_slots)
     runner.measure_chunk()

@@ -1,7 +1,4 @@
-"""The size of the KV pool, from the free memory and the other needs of a service.
-
-Knows bytes; does not know tensors or sequences.
-"""
+"""The size of the KV pool, from the free memory and the other needs of a service."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from specdec.passes.prefill import ROWS_PER_PASS
 from specdec.runner import cgroup
 from specdec.sampling.noise_cache import MAX_KEPT_ROWS
 
-BLOCK = 16  # least tokens of a pool
+BLOCK = 16  # minimum tokens of a pool
 
 _TRANSFORMED_BYTES = 4
 """Per logit: the float32 copy that penalties and other logits processors change."""
@@ -33,7 +30,7 @@ class Shape:
     """The properties of a model that decide the memory of its passes."""
 
     hidden_size: int
-    widest: int  # most features of a layer, without the head
+    widest: int  # maximum of the features of a layer, without the head
     vocab_size: int
     num_layers: int
     context_length: int
@@ -89,11 +86,11 @@ def plan(
         num_slots = min(room // bytes_with_copies, max_sequences * shape.context_length)
         if num_slots < BLOCK:
             raise ValueError(
-                f"no memory is left for the KV cache: {size(free)} are free beside the weights ({size(weights)}), of "
+                f"no memory is left for the KV cache: {size(free)} are free after the weights ({size(weights)}), of "
                 f"which --memory-fraction {fraction} may be used; a pass needs {size(activations)}, a token "
                 f"{size(bytes_per_slot)}. Free some memory, raise --memory-fraction, or set --kv-slots"
             )
-    return MemoryPlan(free, weights, activations, bytes_per_slot, num_slots)
+    return MemoryPlan(free, weights, activations, bytes_per_slot=bytes_per_slot, num_slots=num_slots)
 
 
 def largest_pass(shape: Shape) -> int:
@@ -104,7 +101,7 @@ def largest_pass(shape: Shape) -> int:
     at_once = min(num_logits, max(shape.logits_per_call, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
     logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * BYTES_PER_LOGIT
     noise = MAX_KEPT_ROWS * shape.vocab_size * _NOISE_BYTES
-    # Attention masks are kept for each query of a key head and each kind of attention, and made from another copy.
+    # Attention masks are kept for each query of a key head and each kind of attention, and computed from another copy.
     num_added = 1 + shape.num_reaches * (shape.num_heads // shape.num_kv_heads)
     per_key = _VISIBLE_BYTES + num_added * shape.element_bytes
     if shape.caps_scores:

@@ -1,7 +1,7 @@
 """A Hugging Face causal LM over packed rows: rows of many sequences in one pass, without padding.
 
-Knows the model and its KV pool; does not know sampling or the scheduling of sequences. The attention function is
-registered with transformers and receives the pass as an extra keyword argument, so the model classes need no changes.
+The attention function is registered with transformers and receives the pass as an extra keyword argument, so the model
+classes need no changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.kvcache.store import KvStore
 from specdec.passes.outputs import RowOutputs, of_segments
-from specdec.passes.prefill import LEAST_ROWS, Chunk
+from specdec.passes.prefill import MIN_ROWS, Chunk
 from specdec.passes.rows import PassRows, Segment
 from specdec.sampling.grammar import Grammars
 
@@ -54,12 +54,15 @@ class ModelRunner:
 
     def measure_chunk(self) -> None:
         """Find the chunk limit by small passes, because a full one may keep a slow device busy for minutes."""
-        self.chunk = Chunk(LEAST_ROWS)
+        self.chunk = Chunk(MIN_ROWS)
         cache = self.new_cache()
-        cache.take(LEAST_ROWS)
+        cache.take(MIN_ROWS)
         for _ in range(2):  # the first one also prepares kernels
-            self.chunk.rows = LEAST_ROWS
-            self.forward([Segment([0] * LEAST_ROWS, range(-1, LEAST_ROWS - 1), 0, list(cache.block_table), ())])
+            self.chunk.rows = MIN_ROWS
+            rows = Segment(
+                [0] * MIN_ROWS, range(-1, MIN_ROWS - 1), 0, block_table=list(cache.block_table), logit_rows=()
+            )
+            self.forward([rows])
         cache.release()
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:
@@ -71,9 +74,9 @@ class ModelRunner:
         self._store.move(moves)
 
     @property
-    def goes_on(self) -> bool:
+    def decodes_further(self) -> bool:
         """Whether a pass can decode further rows: see specdec.passes.rows.Segment."""
-        return self._call.goes_on
+        return self._call.decodes_further
 
     def tap(self, boundaries: Sequence[int]) -> Taps:
         """See specdec.backends.base.ModelCall."""
@@ -84,7 +87,7 @@ class ModelRunner:
         self._call.request_yield(requested)
 
     def packed_pass(self, segments: Sequence[Segment]) -> PackedPass:
-        """What attention needs for the rows of ``segments``, in this model or in a head beside it."""
+        """What attention needs for the rows of ``segments``, in this model or in a head of it."""
         rows = PassRows(segments, self.pool.block_size)
         return PackedPass(self._store, rows, self.backend.attention(rows, self.pool.block_size))
 
@@ -99,7 +102,7 @@ class ModelRunner:
         for segment in segments:
             wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
             token_ids.extend(segment.token_ids)
-        outputs = self._call(token_ids, rows.positions, wanted, packed_pass)
+        outputs = self._call(token_ids, rows.positions, wanted, packed_pass=packed_pass)
         if not rows.num_further:
             self.chunk.observe(len(token_ids), time.perf_counter() - started)
         num_rows = [len(segment.token_ids) for segment in segments]

@@ -1,4 +1,4 @@
-"""The time that a pass takes on its device. Does not know what is computed."""
+"""The time that a pass takes on its device."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def plain_logits(model: PreTrainedModel, info: ModelInfo) -> Tensor:  # [texts, 
 def _logits_before_other_ends(model: PreTrainedModel, ids: Tensor, info: ModelInfo) -> list[Tensor]:
     """The logits [texts, length - 1, vocab] before another last token, and before one at the end of the context.
 
-    Without the second if the model is not told positions, which a packed pass finds.
+    Without the second if the model gets no positions, which a packed pass finds.
     """
     others = ids.clone()
     others[:, -1] = (ids[:, -1] + 1) % info.vocab_size
@@ -102,7 +102,7 @@ def prove(model: PreTrainedModel, info: ModelInfo, backend: Backend, expected: T
     change a text at a near tie.
     """
     try:
-        runner = ModelRunner(model, info, NUM_SLOTS, backend)
+        runner = ModelRunner(model, info, NUM_SLOTS, backend=backend)
         with _short_windows(model):
             logits, depends = _packed_logits(runner)
     except torch.OutOfMemoryError:
@@ -120,7 +120,7 @@ def prove(model: PreTrainedModel, info: ModelInfo, backend: Backend, expected: T
         )
     log.info("packed passes agree with the plain model", extra={"relative_error": f"{off:.1e}"})
     if depends:
-        log.warning("a row's logits depend on its company in the pass: at a near tie a text may depend on the load")
+        log.warning("a row's logits depend on the other rows of its pass: at a near tie a text may depend on the load")
     runner.pool.forget()
     return runner
 
@@ -136,13 +136,13 @@ def relative_error(logits: Tensor, expected: Tensor) -> float:
 
 
 def _reason(model: PreTrainedModel) -> str:
-    """Why packed passes of this model are wrong, as far as it says so itself."""
+    """Why packed passes of this model are wrong, if its configuration shows it."""
     kinds = {*(getattr(model.config.get_text_config(), "layer_types", None) or ())} - {*_PACKED_LAYERS}
     if kinds:
         return f"it has layers of {' and '.join(sorted(kinds))}; only {' and '.join(_PACKED_LAYERS)} can be packed"
     if not getattr(model, "_supports_attention_backend", True):
         return "it does not compute its attention through transformers' attention interface"
-    return "something beside its keys and values, their positions and ancestors decides its logits"
+    return "something other than its keys and values, their positions and ancestors decides its logits"
 
 
 def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
@@ -160,7 +160,8 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
     ends = [token for pair in zip(one[_COMMON:], other[_COMMON:], strict=True) for token in pair]
     parents = [*range(-1, last), last, last, *range(len(rest), len(rest) + len(ends) - 2)]
     trunk.take(len(rest) + len(ends))
-    tree = Segment([*rest, *ends], parents, first_length, list(trunk.block_table), range(len(parents)))
+    blocks = list(trunk.block_table)
+    tree = Segment([*rest, *ends], parents, first_length, block_table=blocks, logit_rows=range(len(parents)))
     second, third_second = (outputs.logits for outputs in runner.forward([tree, _chain(lone, third[third_length:])]))
     common, branches = second[: len(rest)], second[len(rest) :]
     trunk.release()
@@ -184,7 +185,8 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
 def _chain(cache: SequenceCache, ids: list[int]) -> Segment:
     num_context = len(cache)
     cache.take(len(ids))
-    return Segment(ids, range(-1, len(ids) - 1), num_context, list(cache.block_table), range(len(ids)))
+    parents, blocks = range(-1, len(ids) - 1), list(cache.block_table)
+    return Segment(ids, parents, num_context, block_table=blocks, logit_rows=range(len(ids)))
 
 
 @contextmanager

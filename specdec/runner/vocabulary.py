@@ -1,4 +1,4 @@
-"""The vocabulary, which draft and target must share to exchange token ids. Does not know text."""
+"""The vocabulary, which draft and target must share to exchange token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from specdec.core.rounds import ModelInfo
 from specdec.runner.files import refuse_pointer
 
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Vocabulary:
         if size >= len(self.tokens):
             return self
         if size not in self._parts:
-            if len(self._parts) >= _MOST_PARTS:  # peers choose the sizes
+            if len(self._parts) >= _MAX_PARTS:  # peers choose the sizes
                 self._parts.clear()
             self._parts[size] = Vocabulary(self.tokens[:size])
         return self._parts[size]
@@ -47,9 +47,9 @@ class Vocabulary:
     def difference(self, others: Sequence[bytes]) -> str | None:
         """The first id with another token in ``others``, in words. None: there is none, or ``others`` are not known."""
         pairs = enumerate(itertools.zip_longest(others, self.tokens, fillvalue=b"")) if others else ()
-        for index, (other, own) in pairs:
-            if other != own:
-                return f"id {index} is {_shown(other)}, not {_shown(own)}"
+        for index, (other, expected) in pairs:
+            if other != expected:
+                return f"id {index} is {_shown(other)}, not {_shown(expected)}"
         return None
 
     @functools.cached_property
@@ -74,10 +74,10 @@ def mismatch(draft: ModelInfo, target: ModelInfo, tokens: Vocabulary | None) -> 
             return None
         token = _shown(next(iter(tokens.tokens[shared:]), b""))
         return f"can draw {draft.vocab_size} ids, the target only {shared}: id {shared} is {token}"
-    if tokens and (found := tokens.below(shared).difference(draft.tokens[:shared])):
-        return f"has another vocabulary than the target: {found}"
-    own, other = (info.tokenizer_fingerprint[:12] or "without a name" for info in (draft, target))
-    return f"has the vocabulary {own} of {draft.vocab_size} tokens, the target {other} of {target.vocab_size}"
+    if tokens and (difference := tokens.below(shared).difference(draft.tokens[:shared])):
+        return f"has another vocabulary than the target: {difference}"
+    one, other = (info.tokenizer_fingerprint[:12] or "without a name" for info in (draft, target))
+    return f"has the vocabulary {one} of {draft.vocab_size} tokens, the target {other} of {target.vocab_size}"
 
 
 def _shown(token: bytes) -> str:

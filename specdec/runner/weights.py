@@ -1,7 +1,4 @@
-"""The weights of a checkpoint: whole, of a kind that is computed here, and sound once they are loaded.
-
-Knows safetensors files and the findings of transformers; does not know models.
-"""
+"""The weights of a checkpoint: whole, of a kind that is computed here, and sound once they are loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From logits to a distribution, and from a distribution to a token. Does not know sequences or callers.
+"""From logits to a distribution, and from a distribution to a token.
 
-A batch has rows of many sequences, each with its own parameters. The result of a row does not depend on the other
+A batch has rows of many sequences, each with its parameters. The result of a row does not depend on the other
 rows, bit for bit: the order of summation depends on the row alone. Every function is deterministic: ties go to the
 lowest token id, and a draw is an exponential race over noise that the caller supplies (`specdec.core.noise`).
 Distributions are float64, so that the logits decide the order of two tokens, not rounding here. A removed token has
@@ -49,11 +49,11 @@ def transformed_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tens
     vocab_size = logits.shape[-1]
     scores = logits.to(torch.float64, copy=True).div_(_column([p.temperature for p in params], logits))  # [rows, vocab]
     if rows := [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size]:
-        _edit(scores, rows, lambda some: _top_k(some, [params[row].top_k for row in rows]))
+        _edit(scores, rows, lambda chosen: _top_k(chosen, [params[row].top_k for row in rows]))
     if rows := [row for row, p in enumerate(params) if p.top_p < 1.0]:
-        _edit(scores, rows, lambda some: _top_p(some, [params[row] for row in rows]))
+        _edit(scores, rows, lambda chosen: _top_p(chosen, [params[row] for row in rows]))
     if rows := [row for row, p in enumerate(params) if p.min_p > 0.0]:
-        _edit(scores, rows, lambda some: _min_p(some, [params[row].min_p for row in rows]))
+        _edit(scores, rows, lambda chosen: _min_p(chosen, [params[row].min_p for row in rows]))
     return scores
 
 
@@ -86,14 +86,16 @@ def sample_coupled(logits: Tensor, params: Sequence[SamplingParams], noise: Nois
     drawn = [row for row, p in enumerate(params) if not p.greedy]
     if not drawn:
         return greedy(logits)
-    every = len(drawn) == len(params)
+    all_drawn = len(drawn) == len(params)
     rows = _index(drawn, logits)
-    scores = transformed_logits(logits if every else logits[rows], [params[row] for row in drawn])
+    scores = transformed_logits(logits if all_drawn else logits[rows], [params[row] for row in drawn])
     tokens = _race_of_possible(scores, drawn, noise)
-    return tokens if every else greedy(logits).index_copy(0, rows, tokens)
+    return tokens if all_drawn else greedy(logits).index_copy(0, rows, tokens)
 
 
-def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, count: int) -> tuple[Tensor, Tensor]:
+def most_likely_draws(
+    logits: Tensor, params: Sequence[SamplingParams], noise: Noise, *, count: int
+) -> tuple[Tensor, Tensor]:
     """The ``count`` tokens that `sample_coupled` most likely selects from similar logits, and their scores: [rows,
     count] int64 and float64.
 
@@ -130,7 +132,7 @@ def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tens
     lead = (
         scores[at_few[row], token_ids] - noise.at(_index([rows[i] for i in few], scores)[row], token_ids).log()
     )  # [n]
-    # The drawn numbers of each row in a padded row of their own, so that one argmax serves all rows.
+    # The drawn numbers of each row in a padded row, so that one argmax serves all rows.
     num_drawn = _index([counts[row] for row in few], scores)  # [few]
     first = num_drawn.cumsum(0) - num_drawn  # [few]
     lined_up = scores.new_full((len(few), max(counts[row] for row in few)), -math.inf)
@@ -164,11 +166,11 @@ def dense_from_sparse(
     The same bits on every machine: a sum of fp16 numbers up to 1 is exact in float64, in any order.
     Raises ValueError if ids repeat or are out of range, or if weights are not finite or not positive.
     """
-    lengths = [len(each.token_ids) for each in distributions]
-    if 0 in lengths or lengths != [len(each.weights) for each in distributions]:
+    lengths = [len(distribution.token_ids) for distribution in distributions]
+    if 0 in lengths or lengths != [len(distribution.weights) for distribution in distributions]:
         raise ValueError("a sparse distribution needs as many weights as token ids, and at least one")
-    ids = np.fromiter(chain.from_iterable(each.token_ids for each in distributions), np.int64)
-    weights = np.fromiter(chain.from_iterable(each.weights for each in distributions), np.float64)
+    ids = np.fromiter(chain.from_iterable(distribution.token_ids for distribution in distributions), np.int64)
+    weights = np.fromiter(chain.from_iterable(distribution.weights for distribution in distributions), np.float64)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     if not ((ids >= 0) & (ids < vocab_size)).all():
         raise ValueError(f"a sparse distribution names a token outside the vocabulary of {vocab_size}")
@@ -178,7 +180,7 @@ def dense_from_sparse(
         raise ValueError("a sparse distribution has a weight that is not finite and positive")
     probs = weights / np.bincount(rows, weights)[rows]
     dense = torch.zeros(len(lengths), vocab_size, dtype=torch.float64, device=device)
-    dense[tuple(sent(torch.from_numpy(each), device) for each in (rows, ids))] = sent(torch.from_numpy(probs), device)
+    dense[tuple(sent(torch.from_numpy(index), device) for index in (rows, ids))] = sent(torch.from_numpy(probs), device)
     return dense
 
 
@@ -188,9 +190,9 @@ def _edit(scores: Tensor, rows: Sequence[int], remove: Callable[[Tensor], None])
         remove(scores)
         return
     index = _index(rows, scores)
-    some = scores[index]
-    remove(some)
-    scores[index] = some
+    chosen = scores[index]
+    remove(chosen)
+    scores[index] = chosen
 
 
 def _top_k(scores: Tensor, top_k: Sequence[int]) -> None:
@@ -229,9 +231,9 @@ def _keep_best(scores: Tensor, lowest: Tensor, num_kept: Tensor) -> None:
     """Remove all but the num_kept [rows, 1] highest of scores [rows, vocab]; see `_is_best`."""
     kept = scores >= lowest
     # Only rows with ties at the edge need the full rule.
-    crowded = (kept.sum(-1) > num_kept[:, 0]).nonzero()[:, 0]
-    if len(crowded):
-        kept[crowded] = _is_best(scores[crowded], lowest[crowded], num_kept[crowded])
+    with_ties = (kept.sum(-1) > num_kept[:, 0]).nonzero()[:, 0]
+    if len(with_ties):
+        kept[with_ties] = _is_best(scores[with_ties], lowest[with_ties], num_kept[with_ties])
     scores.masked_fill_(~kept, -math.inf)
 
 

@@ -1,7 +1,7 @@
 """Grammars: which tokens may follow in an output that has to match one. By llguidance, which works on the CPU.
 
-Knows grammars in llguidance's form and a tokenizer; imports no torch. A grammar is a caller's program, so each has a
-budget of time. Beyond it every sequence with this grammar ends, and those of other callers go on.
+Imports no torch. A grammar is a caller's program, so each has a budget of time. Beyond it every sequence with this
+grammar ends, and those of other callers continue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Grammars:
-    """The grammars of one model, compiled in a thread of their own. They are kept by owner: how long a request takes
+    """The grammars of one model, compiled in a separate thread. They are kept by owner: how long a request takes
     does not tell one caller what another one asked for."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Grammars:
         """``tokenizer``: a tokenizer.json, its path or its text, which is read at once: some hundred milliseconds for
         large vocabularies. The model must have end tokens; a complete output ends with one."""
         self.origin = tokenizer, vocab_size, tuple(end_token_ids)
-        """What it was made of, for another process."""
+        """The constructor's arguments, for another process."""
         self._end_token_ids, self._budget = frozenset(end_token_ids), budget or Budget()
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_token_ids))
         self._kept: OrderedDict[tuple[bytes, str], Future[Compiled]] = OrderedDict()
@@ -80,8 +80,8 @@ class Grammars:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         first = matcher.deep_copy()
         compiled = Compiled(matcher, self._end_token_ids, self._budget)
-        allows_some = any(compiled.timed(first.compute_bitmask))  # some grammars fail there
-        if first.is_error() or not allows_some:
+        allows_any = any(compiled.timed(first.compute_bitmask))  # some grammars fail there
+        if first.is_error() or not allows_any:
             problem = first.get_error() or "allows no output"
             raise InvalidArgument([(GRAMMAR_FIELD, " ".join(problem.split())[:500])])
         return compiled

@@ -1,7 +1,7 @@
-"""Reads and compiles grammars of callers in processes of their own, before a process that others share does.
+"""Reads and compiles grammars of callers in other processes, before a process that others share does.
 
 A grammar is a caller's program: it may overflow the stack of its compiler, take all memory or never end. A child has
-limits for the three, and its death is an answer. Knows the forms of a grammar; does not know requests.
+limits for the three, and its death is an answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CPU_S, _WALL_S = 0.5, 10.0
 """Of one grammar. The second one is for a machine without time."""
 
 _MEMORY_BYTES = 512 << 20
-"""That a grammar may take beside the tokenizer."""
+"""That a grammar may take in addition to the tokenizer."""
 
 _STACK_BYTES = 2 << 20
 """Less than what the threads of services have: what fits here fits there."""

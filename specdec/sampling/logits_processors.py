@@ -35,7 +35,7 @@ _ENTRIES_AT_ONCE = 1 << 18
 
 
 class Mask(Protocol):
-    """The state of a grammar at one place of a text."""
+    """The state of a grammar at one position of a text."""
 
     def advance(self, token_id: int) -> bool:
         """Append a token. Returns False, without a change, if the token is forbidden here."""
@@ -110,7 +110,7 @@ class Transforms:
             along = zip(rows.tolist(), self._counts.along(tree)[-num_rows:], strict=True)
             entries = [(row, *entry) for row, counts in along for entry in counts.items()]
             columns = np.array(entries, np.int64).reshape(-1, 3).T
-            edits.along.append((*columns, *(np.full(len(entries), each) for each in strengths)))
+            edits.along.append((*columns, *(np.full(len(entries), strength) for strength in strengths)))
         num_missing = params.min_tokens - (self._num_taken - self._num_prompt_tokens)
         if num_missing > 0:
             depths = np.array([0, *(depth + 1 for depth in tree.depths)])[-num_rows:]
@@ -136,7 +136,7 @@ class Transforms:
             return
         first = 1 + len(tree) - len(rows)  # index into root + nodes
         states: list[Mask | None] = [self._mask.copy()]
-        for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+        for parent, token_id in tree.edges:
             above = states[1 + parent]
             state = above.copy() if above is not None else None
             states.append(state if state is not None and state.advance(token_id) else None)
@@ -153,26 +153,27 @@ class Transforms:
             rows[which] = rows[which].masked_fill_(one_each.flatten(1)[:, : rows.shape[-1]] == 0, -torch.inf)
 
 
-def transformed(logits: Sequence[Tensor], places: Sequence[tuple[Transforms, TokenTree]]) -> Tensor:  # [rows, vocab]
+def transformed(logits: Sequence[Tensor], states: Sequence[tuple[Transforms, TokenTree]]) -> Tensor:  # [rows, vocab]
     """The processed logits of all sequences, concatenated.
 
-    ``logits[i]`` [n, vocab] belong to the last n of the root and the nodes of the tree in ``places[i]``. They are not
+    ``logits[i]`` [n, vocab] belong to the last n of the root and the nodes of the tree in ``states[i]``. They are not
     changed.
     """
     rows = logits[0] if len(logits) == 1 else torch.cat(list(logits))
-    if not any(transforms.active for transforms, _ in places):
+    if not any(transforms.active for transforms, _ in states):
         return rows
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32), copy=True)
     edits, start = _Edits(), 0
     masked = []
-    for of_sequence, (transforms, tree) in zip(logits, places, strict=True):
+    for sequence_logits, (transforms, tree) in zip(logits, states, strict=True):
+        num_rows = len(sequence_logits)
         if transforms.active:
-            transforms.collect(edits, start, len(of_sequence), tree)
-            masked.append((transforms, rows[start : start + len(of_sequence)], tree))
-        start += len(of_sequence)
+            transforms.collect(edits, start, num_rows, tree=tree)
+            masked.append((transforms, rows[start : start + num_rows], tree))
+        start += num_rows
     edits.apply(rows)
-    for transforms, some, tree in masked:
-        transforms.mask(some, tree)
+    for transforms, sequence_rows, tree in masked:
+        transforms.mask(sequence_rows, tree)
     return rows
 
 
@@ -200,12 +201,12 @@ class _Edits:
             along = _penalized(rows[row, token_id], *numbers)  # from the rows before `_penalize` changes them
             self._penalize(rows)
             rows[row, token_id] = along
-        for of_sequence, token_ids in self.allowed:
-            some = rows[of_sequence.start : of_sequence.stop]
+        for span, token_ids in self.allowed:
+            sequence_rows = rows[span.start : span.stop]
             allowed = sent(torch.from_numpy(token_ids), rows.device)
-            kept = some[:, allowed]
-            some.fill_(-torch.inf)
-            some[:, allowed] = kept
+            kept = sequence_rows[:, allowed]
+            sequence_rows.fill_(-torch.inf)
+            sequence_rows[:, allowed] = kept
         if self.forbidden:
             row, token_id = _joined(self.forbidden, rows)
             rows[row, token_id] = -torch.inf
@@ -215,10 +216,10 @@ class _Edits:
         token_ids, counts, strengths = _joined(list(zip(*arrays, strict=True)), rows)
         lengths = [len(array) for array in arrays[0]]
         splits = torch.split(token_ids, lengths), torch.split(counts, lengths)
-        for of_sequence, token_id, count, strength in zip(ranges, *splits, strengths.view(-1, 3), strict=True):
-            most = max(1, _ENTRIES_AT_ONCE // max(1, len(token_id)))
-            for some in torch.split(rows[of_sequence.start : of_sequence.stop], most):  # [some, vocab] each
-                some[:, token_id] = _penalized(some[:, token_id], count, *strength)
+        for span, token_id, count, strength in zip(ranges, *splits, strengths.view(-1, 3), strict=True):
+            max_rows = max(1, _ENTRIES_AT_ONCE // max(1, len(token_id)))
+            for chunk in torch.split(rows[span.start : span.stop], max_rows):  # [chunk, vocab] each
+                chunk[:, token_id] = _penalized(chunk[:, token_id], count, *strength)
 
 
 def _penalized(logits: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
@@ -247,30 +248,23 @@ class BadWords:
         for word in words:
             if len(word) > 1:
                 self._by_end.setdefault(word[-2], []).append(word)
-        self._most = max((len(word) - 1 for words in self._by_end.values() for word in words), default=0)
+        self._max_tail = max((len(word) - 1 for words in self._by_end.values() for word in words), default=0)
         self._tail: list[int] = []
 
     def take_in(self, output: Sequence[int]) -> None:
         """Append committed tokens of the output."""
-        if self._most:
-            self._tail = [*self._tail, *output[-self._most :]][-self._most :]
+        if self._max_tail:
+            self._tail = [*self._tail, *output[-self._max_tail :]][-self._max_tail :]
 
     def after(self, tree: TokenTree) -> list[frozenset[int]]:
         """The tokens that would complete a word at the root and after each node."""
-        return [self._completing(self._tail), *(self._completing([*self._tail, *path]) for path in _paths(tree))]
+        paths = (tree.path_ids(node) for node in range(len(tree)))
+        return [self._completing(self._tail), *(self._completing([*self._tail, *path]) for path in paths)]
 
     def _completing(self, text: list[int]) -> frozenset[int]:
         words = self._by_end.get(text[-1], ()) if text else ()
-        found = {word[-1] for word in words if text[-len(word) + 1 :] == list(word[:-1])}
-        return self._alone | found if found else self._alone
-
-
-def _paths(tree: TokenTree) -> list[list[int]]:
-    """The tokens from below the root to each node."""
-    found: list[list[int]] = []
-    for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
-        found.append([*(found[parent] if parent >= 0 else ()), token_id])
-    return found
+        completing = {word[-1] for word in words if text[-len(word) + 1 :] == list(word[:-1])}
+        return self._alone | completing if completing else self._alone
 
 
 class TokenCounts:
@@ -299,11 +293,11 @@ class TokenCounts:
 
     def along(self, tree: TokenTree) -> list[dict[int, int]]:
         """Per root and node, the counts that differ from those at the root: the tokens of its path, including it."""
-        found: list[dict[int, int]] = [{}]
-        for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
-            above = found[1 + parent]
-            found.append({**above, token_id: 1 + above.get(token_id, self._count(token_id))})
-        return found
+        counts: list[dict[int, int]] = [{}]
+        for parent, token_id in tree.edges:
+            above = counts[1 + parent]
+            counts.append({**above, token_id: 1 + above.get(token_id, self._count(token_id))})
+        return counts
 
     def _count(self, token_id: int) -> int:
         slot = self._slots.get(token_id)

@@ -1,4 +1,4 @@
-"""The coupled noise of a pass, with a cache of whole rows for all sequences of a model. Knows keys and rows only.
+"""The coupled noise of a pass, with a cache of whole rows for all sequences of a model.
 
 A row is a pure function of seed and position, so a row that is not cached is drawn again, with the same bits.
 """
@@ -51,7 +51,7 @@ class PassNoise:
         keys = [self._keys[row] for row in rows]
         known = {key: self._kept.get(key) for key in dict.fromkeys(keys)}
         missing = [key for key, row in known.items() if row is None]
-        drawn = exponentials(missing, Domain.COUPLED, self._vocab_size, self._device)
+        drawn = exponentials(missing, Domain.COUPLED, self._vocab_size, device=self._device)
         for key, row in zip(missing, drawn, strict=True):
             # A clone, because a view would keep all rows of this draw in memory.
             self._kept.keep(key, row.clone() if len(missing) > 1 else row)

@@ -1,7 +1,6 @@
 """The sampling state of a sequence between passes, and the processed logits of many sequences.
 
-Draft and target both use it: they draw at the same places with the same noise. Knows places (a sequence and a
-position); does not know models, verdicts or callers.
+Draft and target both use it: they draw at the same positions with the same noise.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class SamplingState:
     """The sampling state of one sequence."""
 
     def __init__(self, spec: SequenceSpec, mask: Mask | None = None) -> None:
-        """``mask``: the grammar at the beginning of the output, owned by this state. Raises as `Transforms` does."""
+        """``mask``: the grammar at the beginning of the output, changed by this state. Raises as `Transforms` does."""
         self.spec = spec
         self.transforms = Transforms(spec, mask)
         self._error: SpecdecError | None = None
@@ -36,7 +35,7 @@ class SamplingState:
         return self.spec.keyed_by_token and not self.transforms.active
 
     @property
-    def takes_likeliest(self) -> bool:
+    def takes_most_likely(self) -> bool:
         """Whether the token is the most likely one by the model's own logits."""
         return self.spec.sampling.greedy and self.draws_by_logits
 
@@ -48,7 +47,7 @@ class SamplingState:
         """Count the committed ``ids``; required before a draw after them. Returns the error, if any, instead of raising
         it: the error ends this sequence, but not the others of the batch. From then on it is always returned."""
         if self._error is None:
-            [self._error] = one_by_one(lambda some: list(map(self.transforms.take_in, some)), [ids])
+            [self._error] = one_by_one(lambda texts: list(map(self.transforms.take_in, texts)), [ids])
         return self._error
 
     @property
@@ -61,17 +60,17 @@ class SamplingState:
         return InvalidArgument([("spec.sampling", "every token is forbidden at this place of the output")])
 
 
-def or_no_token(tokens: Tensor, rows: Tensor, places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:
+def or_no_token(tokens: Tensor, rows: Tensor, states: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:
     """The ``tokens`` [rows] drawn from rows [rows, vocab] of `rows_of`: NO_TOKEN where a row forbids every token."""
-    if not any(state.transforms.active for state, _ in places):
+    if not any(state.transforms.active for state, _ in states):
         return tokens
     return torch.where(rows.amax(-1) == -torch.inf, NO_TOKEN, tokens)
 
 
-def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:  # [rows, vocab]
+def rows_of(logits: Sequence[Tensor], states: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:  # [rows, vocab]
     """The processed logits of all sequences, concatenated: with penalties, bias, minimum length and grammar.
 
-    A place is a sequence and the tree below its committed ids, which ``take_in`` has counted. Its logits [n, vocab]
-    belong to the last n of the root and the tree's nodes.
+    A state comes with the tree below its committed ids, which ``take_in`` has counted. Its logits [n, vocab] belong to
+    the last n of the root and the tree's nodes.
     """
-    return transformed(logits, [(state.transforms, tree) for state, tree in places])
+    return transformed(logits, [(state.transforms, tree) for state, tree in states])

@@ -1,4 +1,4 @@
-"""Token ids -> the bytes that each stands for in a text. Knows how vocabularies write bytes; does not know texts."""
+"""Token ids -> the bytes that each stands for in a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of a vocabulary's tokens, each found out when it is asked for."""
+    """The bytes of a vocabulary's tokens, each computed when it is asked for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -23,16 +23,15 @@ class TokenBytes:
         self._byte_level, self._word_piece = "ByteLevel" in kinds, "WordPiece" in kinds
         self._metaspace = bool(kinds & {"Metaspace", "Replace"})
         self._byte_fallback = "ByteFallback" in kinds
-        self._of_id: dict[int, bytes] = {}
+        self._by_id: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         """Of a special token, or one added to the vocabulary, its name. Empty where there is no token."""
-        found = self._of_id.get(token_id)
-        if found is None:
-            found = self._of_id[token_id] = self._found(token_id)
-        return found
+        if token_id not in self._by_id:
+            self._by_id[token_id] = self._compute(token_id)
+        return self._by_id[token_id]
 
-    def _found(self, token_id: int) -> bytes:
+    def _compute(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
         token = self._tokenizer.id_to_token(token_id)
@@ -40,7 +39,7 @@ class TokenBytes:
             return b""
         if self._byte_level:
             alphabet = byte_of()
-            return b"".join(bytes([alphabet[each]]) if each in alphabet else each.encode() for each in token)
+            return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in token)
         if self._byte_fallback and (byte := _BYTE.fullmatch(token)):
             return bytes([int(byte[1], 16)])
         if self._word_piece:
@@ -53,12 +52,12 @@ def byte_of() -> dict[str, int]:
     """The byte of each character of byte-level vocabularies. Printable bytes stand for themselves, the others for the
     characters from 256 on, in their order."""
     alphabet = set(ByteLevel.alphabet())
-    own = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
-    others = [byte for byte in range(256) if chr(byte) not in own]
-    return own | {chr(256 + place): byte for place, byte in enumerate(others)}
+    printable = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
+    others = [byte for byte in range(256) if chr(byte) not in printable]
+    return printable | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _kinds(decoder: dict[str, object]) -> set[str]:
     inner = decoder.get("decoders")
-    parts = [_kinds(each) for each in inner] if isinstance(inner, list) else []
+    parts = [_kinds(part) for part in inner] if isinstance(inner, list) else []
     return {str(decoder["type"])}.union(*parts)

@@ -1,4 +1,4 @@
-"""A development CA, and a certificate for each service. Knows X.509; does not know how certificates are used.
+"""A development CA, and a certificate for each service.
 
 A production deployment uses its own CA. The certificates made here are an example of the required form.
 """

@@ -89,8 +89,8 @@ class Tls:
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             pems = self.current()
-            assert pems.key is not None, "a server has a certificate of its own"
-            assert pems.cert is not None, "a server has a certificate of its own"
+            assert pems.key is not None, "a server has a certificate"
+            assert pems.cert is not None, "a server has a certificate"
             return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca if ask_callers else None)
 
         used = self.version
@@ -139,25 +139,25 @@ class Tls:
 
     def _check(self, cert: bytes, key: bytes) -> None:
         _, cert_file, key_file = self.files
-        own = _certificates(cert_file, cert)[0]
+        certificate = _certificates(cert_file, cert)[0]
         try:
             private = load_pem_private_key(key, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # the library's message may quote the key
             raise ValueError(f"{key_file} is no private key in PEM without a password") from None
-        if private.public_key() != own.public_key():
+        if private.public_key() != certificate.public_key():
             raise ValueError(f"{key_file} is not the key of {cert_file}")
         now = datetime.datetime.now(datetime.UTC)
-        if now > own.not_valid_after_utc:
-            raise ValueError(f"{cert_file} expired at {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
-        if now < own.not_valid_before_utc:
-            raise ValueError(f"{cert_file} is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
-        names = _dns_names(own)
+        if now > certificate.not_valid_after_utc:
+            raise ValueError(f"{cert_file} expired at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        if now < certificate.not_valid_before_utc:
+            raise ValueError(f"{cert_file} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+        names = _dns_names(certificate)
         if foreign := [name for name in self._never if name in names]:
-            raise ValueError(f"{cert_file} is made out to {foreign[0]}, which is another service")
+            raise ValueError(f"{cert_file} is issued for {foreign[0]}, which is another service")
         if self._owner and self._owner not in names:
             raise ValueError(
-                f"{cert_file} is made out to {', '.join(names) or 'no name'} (DNS names in its subjectAltName),"
-                f" not to {self._owner}"
+                f"{cert_file} is issued for {', '.join(names) or 'no name'} (DNS names in its subjectAltName),"
+                f" not for {self._owner}"
             )
 
 

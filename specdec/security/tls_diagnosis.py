@@ -1,6 +1,6 @@
 """The reason why a TLS connection fails, as a readable message. gRPC's errors do not tell what the other side refused.
 
-Repeats the handshake with the standard library and translates its error; does not know the purpose of the connection.
+Repeats the handshake with the standard library and translates its error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CERTIFICATE_PROBLEMS = {
 """By OpenSSL error number, X509_V_ERR_*."""
 
 
-async def tls_trouble(address: str, tls: Tls | None, name: str = "") -> str:
+async def tls_problem(address: str, tls: Tls | None, name: str = "") -> str:
     """Why a caller with ``tls`` cannot connect to ``host:port``; empty if the cause is not TLS, or is unknown.
 
     The server's certificate must have the DNS name ``name``, or the host if that is empty.
@@ -45,7 +45,7 @@ async def tls_trouble(address: str, tls: Tls | None, name: str = "") -> str:
                 writer.transport.abort()
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _HOSTNAME_MISMATCH:
-            return f"its certificate is not made out to {name or host}"
+            return f"its certificate is not issued for {name or host}"
         return _CERTIFICATE_PROBLEMS.get(error.verify_code, f"its certificate is invalid: {error.verify_message}")
     except ssl.SSLError as error:
         if tls is None:

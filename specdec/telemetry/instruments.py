@@ -1,7 +1,7 @@
 """OpenTelemetry instruments that read existing counters when a scrape or an export asks for them.
 
-Knows how instruments are made; does not know what they measure. Updating a plain counter costs one addition; calling an
-instrument costs a few microseconds, which is acceptable once per request but not once per round.
+Updating a plain counter costs one addition; calling an instrument costs a few microseconds, which is acceptable once
+per request but not once per round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Metrics of a model service: its load, its passes, its model.
-
-Knows their names; does not know where they are counted.
-"""
+"""Metrics of a model service: its load, its passes, its model."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Cal
     def of(value: Callable[[Load], float]) -> Callable[[], Points]:
         return lambda: [(value(load()), attributes)]
 
-    def told() -> Points:
+    def model() -> Points:
         return [(1, {**attributes, "model": info.name, "digest": info.model_digest[:12], "dtype": info.dtype})]
 
     def rows() -> Points:
@@ -27,13 +24,13 @@ def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Cal
         return [(load().rows, attributes)] if load().rows else []
 
     gauge, counter = instruments.gauge, instruments.counter
-    gauge("specdec.live_sequences", "{sequence}", "Open sequences", of(lambda load: load.live_sequences))
+    gauge("specdec.live_sequences", "{sequence}", "Open sequences", read=of(lambda load: load.live_sequences))
     at_work = "Sequences in the current pass of the model or waiting for one"
-    gauge("specdec.waiting_sequences", "{sequence}", at_work, of(lambda load: load.waiting_sequences))
-    gauge("specdec.open_streams", "{stream}", "Open streams", of(lambda load: load.open_streams))
-    gauge("specdec.kv_slots_used", "{slot}", "KV cache slots in use", of(lambda load: load.kv_slots_used))
-    gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", of(lambda load: load.kv_slots_total))
-    gauge("specdec.model_info", "", "Always 1; the attributes say which model this replica serves", told)
-    counter("specdec.passes", "{pass}", "Passes of the model", of(lambda load: load.passes))
-    counter("specdec.rows", "{row}", "Input rows of all passes", rows)
-    counter("specdec.busy", "s", "Working time of the model thread", lambda: [(busy_s(), attributes)])
+    gauge("specdec.waiting_sequences", "{sequence}", at_work, read=of(lambda load: load.waiting_sequences))
+    gauge("specdec.open_streams", "{stream}", "Open streams", read=of(lambda load: load.open_streams))
+    gauge("specdec.kv_slots_used", "{slot}", "KV cache slots in use", read=of(lambda load: load.kv_slots_used))
+    gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", read=of(lambda load: load.kv_slots_total))
+    gauge("specdec.model_info", "", "Always 1; the attributes say which model this replica serves", read=model)
+    counter("specdec.passes", "{pass}", "Passes of the model", read=of(lambda load: load.passes))
+    counter("specdec.rows", "{row}", "Input rows of all passes", read=rows)
+    counter("specdec.busy", "s", "Working time of the model thread", read=lambda: [(busy_s(), attributes)])

@@ -1,7 +1,4 @@
-"""Metrics of any process that serves: its CPU time, the lag of its event loop, and its asyncio tasks.
-
-Knows the process; does not know what it serves.
-"""
+"""Metrics of any process that serves: its CPU time, the lag of its event loop, and its asyncio tasks."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ class ProcessMetrics:
             "process.cpu.time",
             "s",
             "CPU time of the process, all threads",
-            lambda: [(time.process_time(), self._attributes)],
+            read=lambda: [(time.process_time(), self._attributes)],
         )
         instruments.gauge(
             "specdec.event_loop.tasks",
             "{task}",
             "Unfinished asyncio tasks",
-            lambda: [(self._tasks(), self._attributes)],
+            read=lambda: [(self._tasks(), self._attributes)],
         )
         self._lag = instruments.histogram(
-            "specdec.event_loop.lag", "s", "Delay between the due time of a timer and its execution", _BOUNDS_S
+            "specdec.event_loop.lag", "s", "Delay between the due time of a timer and its execution", bounds=_BOUNDS_S
         )
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

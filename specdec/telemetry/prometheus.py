@@ -1,6 +1,6 @@
 """The Prometheus endpoint: metrics as text over HTTP, on a separate port.
 
-Knows names and the endpoint; does not know what is measured. The server has its own thread, so that it answers a scrape
+The server has a thread, so that it answers a scrape
 even while the event loop is blocked.
 """
 

@@ -1,6 +1,6 @@
 """Traces, metrics and logs: OpenTelemetry with the standard OTEL_* variables, and one JSON object per log line.
 
-Knows exporters and formats; does not know what is measured. Prompts and outputs are never logged.
+Prompts and outputs are never logged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def set_up(service: str, settings: ServiceSettings, scrape: Scrape | None = None
             tracing.add_span_processor(BatchSpanProcessor(span_exporter))
         trace.set_tracer_provider(tracing)
         providers.append(tracing)
-    readers: list[MetricReader] = [PeriodicExportingMetricReader(each) for each in _exporters("metrics")]
+    readers: list[MetricReader] = [PeriodicExportingMetricReader(exporter) for exporter in _exporters("metrics")]
     if settings.metrics_port is not None:
         scrape = scrape or Scrape()
         port = scrape.serve(settings.host, settings.metrics_port)
@@ -151,22 +151,22 @@ def _exporters(signal: str) -> list[Any]:
 def _exporter(signal: str, variable: str, name: str) -> Any:
     if (signal, name) == ("metrics", "prometheus"):
         raise ValueError(f"{variable}={name}: Prometheus reads them where --metrics-port (SPECDEC_METRICS_PORT) says")
-    said, entry = f"{variable}={name}", name
+    setting, entry = f"{variable}={name}", name
     if name == "otlp":
         of_signal = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
         chosen = of_signal if _variable(of_signal) else "OTEL_EXPORTER_OTLP_PROTOCOL"
         protocol = _variable(chosen) or "grpc"
         if protocol not in _OTLP:
             raise ValueError(f"{chosen}={protocol}: not one of {', '.join(_OTLP)}")
-        said, entry = f"{said} with {chosen}={protocol}", _OTLP[protocol]
+        setting, entry = f"{setting} with {chosen}={protocol}", _OTLP[protocol]
     options = {"channel_options": tuple(proxy_options())} if entry == _OTLP["grpc"] else {}
     for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=entry):
         try:
             return entry_point.load()(**options)
         except Exception as error:  # of a variable that the exporter reads
-            raise ValueError(f"{said}: {error}") from error
+            raise ValueError(f"{setting}: {error}") from error
     remedy = "pip install opentelemetry-exporter-otlp-proto-http" if entry == _OTLP["http/protobuf"] else _OUR_OTLP
-    raise ValueError(f"{said}: no such exporter is installed; {remedy}")
+    raise ValueError(f"{setting}: no such exporter is installed; {remedy}")
 
 
 def traceparent() -> str:

@@ -259,7 +259,7 @@ def _check_caller(context: grpc.aio.ServicerContext[Any, Any], name: str) -> Non
     names = [peer.decode() for peer in context.auth_context().get("peer_dns") or ()]
     if name not in names:
         owner = ", ".join(names) or "no DNS name"
-        raise PermissionDenied(f"this call is for {name} alone, and the caller's certificate is made out to {owner}")
+        raise PermissionDenied(f"this call is for {name} alone, and the caller's certificate is issued for {owner}")
 
 
 class Server:

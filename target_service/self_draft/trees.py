@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.backends.taps import Taps
 from specdec.core.sequence import Draw
-from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.state import SamplingState
@@ -124,7 +124,7 @@ class GrowingDraft(Generic[StateT]):
         for _, parent, rank in children:
             token_ids, confidence = self.candidates[parent]
             if rank < len(token_ids):
-                nodes.append((token_ids[rank], parent, None, confidence))
+                nodes.append(Candidate(parent, token_ids[rank], confidence=confidence))
         if nodes:
             self.tree = self.tree.extended(nodes)
             self.frontier.grow(self.tree)

@@ -15,7 +15,7 @@ from bench.harness.methods import ALL, ALONE, Method, all_methods, chosen, count
 from bench.harness.models import Models, PairName, pair_of
 from bench.harness.questions import Question, read_questions
 from bench.harness.runner import Answer, Contender, Results, Row, Run
-from draft_service.drafters.ngram_model import NgramModel, OwnText, ranked
+from draft_service.drafters.ngram_model import NgramModel, TextCounts, scores_after
 from specdec.cli.fetch import SmolLm2
 from specdec.cli.processes import free_ports, listening, service
 from specdec.runner.vocabulary import read_tokenizer, read_vocabulary
@@ -55,7 +55,7 @@ def test_the_ngram_model_is_of_the_tokenizer_and_knows_what_python_says(tmp_path
     assert model.fingerprint == read_vocabulary(draft / "tokenizer.json").fingerprint
     tokenizer = read_tokenizer(draft / "tokenizer.json")
     tail = tokenizer.encode("The for statement is used to iterate over the elements of a", add_special_tokens=False).ids
-    assert " sequence" in [tokenizer.decode([token]) for token in ranked(model, OwnText(), tail, 4)]
+    assert " sequence" in [tokenizer.decode([token]) for token in scores_after(tail, model, TextCounts(), count=4)]
 
 
 def test_each_task_is_a_case_behind_one_that_warms_up() -> None:

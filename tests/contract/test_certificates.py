@@ -16,7 +16,7 @@ from specdec.core.settings import EngineSettings
 from specdec.security import dev_ca as certificates
 from specdec.security import tls
 from specdec.security.tls import Tls
-from specdec.security.tls_diagnosis import tls_trouble
+from specdec.security.tls_diagnosis import tls_problem
 from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc
 from target_service.language_model import LmVerifier
@@ -50,7 +50,7 @@ async def test_only_the_name_orchestrator_opens_streams(ours: Path) -> None:
         address = f"127.0.0.1:{server.port}"
         assert await verify(address, caller(ours, "orchestrator")) == 3
         for owner in ("draft", "target", "operator"):
-            with pytest.raises(PermissionDenied, match=f"for orchestrator alone.* made out to {owner}, localhost"):
+            with pytest.raises(PermissionDenied, match=f"for orchestrator alone.* issued for {owner}, localhost"):
                 await verify(address, caller(ours, owner))
             assert (await unary(address, caller(ours, owner))).model.vocab_size == 8
         assert server.load.open_streams == 0
@@ -83,8 +83,8 @@ async def test_a_caller_without_a_good_certificate_does_not_get_in_and_is_told_w
                 await unary(address, tls)
             with pytest.raises(ReplicaLost):
                 await verify(address, tls)
-            assert words in await tls_trouble(address, tls, "target")
-        assert await tls_trouble(address, caller(ours, "orchestrator"), "target") == ""
+            assert words in await tls_problem(address, tls, "target")
+        assert await tls_problem(address, caller(ours, "orchestrator"), "target") == ""
         assert await verify(address, caller(ours, "orchestrator")) == 3
 
 
@@ -95,7 +95,7 @@ async def test_a_caller_does_not_talk_to_another_service(ours: Path) -> None:
         for name in ("draft", "orchestrator"):
             with pytest.raises(ReplicaLost):
                 await unary(address, caller(ours, "orchestrator"), name)
-            assert f"not made out to {name}" in await tls_trouble(address, caller(ours, "orchestrator"), name)
+            assert f"not issued for {name}" in await tls_problem(address, caller(ours, "orchestrator"), name)
 
 
 @pytest.fixture
@@ -112,13 +112,13 @@ async def test_an_expired_certificate_does_not_get_in(ours: Path, expired: Path)
         address = f"127.0.0.1:{server.port}"
         with pytest.raises(ReplicaLost):
             await verify(address, old)
-        assert "it does not accept this side's certificate" in await tls_trouble(address, old, "target")
+        assert "it does not accept this side's certificate" in await tls_problem(address, old, "target")
         assert await verify(address, good) == 3
     async with target(expired) as server:
         address = f"127.0.0.1:{server.port}"
         with pytest.raises(ReplicaLost):
             await verify(address, good)
-        assert await tls_trouble(address, good, "target") == "its certificate has expired"
+        assert await tls_problem(address, good, "target") == "its certificate has expired"
 
 
 async def problem(running: OrchestratorServer, words: str) -> None:
@@ -161,5 +161,5 @@ async def test_a_target_that_refuses_the_orchestrator_is_ejected(ours: Path, mon
         async with orchestrator([server.port], target_wait_s=0.1) as (running, _):
             await problem(running, "ejected: it refuses this orchestrator: this call is for orchestrator")
             async with Client(f"127.0.0.1:{running.port}", tls=stranger(ours), tls_name="draft") as client:
-                with pytest.raises(NoReplica, match="made out to draft"):
+                with pytest.raises(NoReplica, match="issued for draft"):
                     await client.generate(**REQUEST)

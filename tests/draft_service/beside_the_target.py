@@ -17,7 +17,7 @@ def _nothing(number: int) -> dict[str, Any]:
 
 
 async def equal_texts(
-    found: Any, prompts: Sequence[str], cancelled: float, more: Callable[[int], dict[str, Any]] = _nothing
+    cluster: Any, prompts: Sequence[str], cancelled: float, more: Callable[[int], dict[str, Any]] = _nothing
 ) -> tuple[int, int]:
     """Ask a cluster all prompts at once, every second one at temperature 1, and a share of them also to be cancelled.
     ``more``: further fields of each. Returns how many tokens were proposed, and how many accepted."""
@@ -30,13 +30,13 @@ async def equal_texts(
         asked = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": LENGTH, **more(number)}
         if is_cancelled:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)
-        [sample] = await found.client.generate(**asked, num_draft_tokens=num_draft_tokens)
-        [alone] = await found.client.generate(**asked, num_draft_tokens=0)
+                await asyncio.wait_for(cluster.client.generate(**asked, num_draft_tokens=4), 0.05)
+        [sample] = await cluster.client.generate(**asked, num_draft_tokens=num_draft_tokens)
+        [alone] = await cluster.client.generate(**asked, num_draft_tokens=0)
         assert sample.token_ids == alone.token_ids
         stats = sample.finish.speculation
         return stats.num_draft_tokens, stats.num_accepted_tokens
 
-    told = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
-    proposed, accepted = map(sum, zip(*told, strict=True))
+    texts = await asyncio.gather(*(one(*pair) for pair in enumerate(prompts)))
+    proposed, accepted = map(sum, zip(*texts, strict=True))
     return proposed, accepted

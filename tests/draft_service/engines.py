@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draft_service.drafter import DraftSequence, Spot
+from draft_service.drafter import Branch, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.rounds import Advance, Budget, Growth
@@ -112,7 +112,7 @@ def together(growths: Sequence[Growth], known: TokenTree = EMPTY_TREE) -> TokenT
 
 def paths(tree: TokenTree) -> list[list[int]]:
     """The tokens from the root to each node."""
-    return [[tree.token_ids[above] for above in tree.path(node)] for node in range(len(tree))]
+    return [list(tree.path_ids(node)) for node in range(len(tree))]
 
 
 def children(tree: TokenTree, node: int) -> list[int]:
@@ -120,10 +120,12 @@ def children(tree: TokenTree, node: int) -> list[int]:
 
 
 def ranked(sampling: SamplingParams, ids: list[int], count: int = 8) -> list[int]:
-    """What the draft proposes after a text, likeliest first, if it is asked for nothing else."""
+    """What the draft proposes after a text, most likely first, if it is asked for nothing else."""
     drafter = LanguageModelDrafter(runner())
     spec = SequenceSpec(tuple(ids), 3, sampling, 7)
-    sequence = DraftSequence(spec, list(ids), memory=drafter.open(spec), spots=(Spot(ROOT, count),), num_guesses=count)
+    sequence = DraftSequence(
+        spec, list(ids), state=drafter.open(spec), branches=(Branch(ROOT, count),), num_candidates=count
+    )
     [nodes] = drafter.grow([sequence])
     return [node.token_id for node in nodes]  # type: ignore[union-attr]
 
@@ -133,6 +135,6 @@ def check_proposed(sampling: SamplingParams, ids: list[int], tree: TokenTree, al
     it has grown them all."""
     text = [[], *paths(tree)]
     for node in range(ROOT, len(tree)):
-        if found := children(tree, node):
+        if present := children(tree, node):
             after = ranked(sampling, [*ids, *text[node + 1]])
-            assert found[: None if all_grown else 1] == after[: len(found) if all_grown else 1]
+            assert present[: None if all_grown else 1] == after[: len(present) if all_grown else 1]

@@ -100,15 +100,15 @@ def test_several_sequences_grow_ahead_in_one_pass_and_only_when_none_waits_for_a
     assert engine.load.passes - passes < 2 + 6
     engine.submit(A, Advance(2, 4, (6,), TokenTree.chain([1, 2]), Budget(0, 9, 6)))
     engine.submit(B, Advance(2, 3, (6,), budget=Budget(2, 9, 6)))
-    told: dict[Key, list[Growth]] = {A: [], B: []}
-    while len(together(told[B])) < 2:
+    all_growths: dict[Key, list[Growth]] = {A: [], B: []}
+    while len(together(all_growths[B])) < 2:
         for key, growth in engine.step():
-            told[key].append(growth)
+            all_growths[key].append(growth)
             assert key is B or growth.advance == 1
     for key, growth in rest_by_key(engine):
-        told[key].append(growth)
-    assert len(together(told[A], TokenTree.chain([1, 2]))) == 2 + 6
-    assert len(together(told[B])) == 2 + 6
+        all_growths[key].append(growth)
+    assert len(together(all_growths[A], TokenTree.chain([1, 2]))) == 2 + 6
+    assert len(together(all_growths[B])) == 2 + 6
 
 
 def test_a_branching_tree_in_flight_beside_new_nodes_does_no_harm() -> None:

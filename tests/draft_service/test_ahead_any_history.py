@@ -13,7 +13,7 @@ import torch
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.proposal import draw, guess
+from draft_service.drafters.proposal import draw, rank
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth
@@ -60,17 +60,17 @@ class Client:
             tree = EMPTY_TREE
             for node, token in enumerate(growth.tree.token_ids):
                 logits = runner.logits_after([*self.ids, *tree.token_ids])[None]
-                [[drawn]] = draw([self._at(self.ids, tree)], [logits], VOCAB)
-                assert (drawn.token_id, drawn.draft_probs) == (token, growth.tree.draft_probs[node])
-                tree = tree.extended([(drawn.token_id, drawn.parent, drawn.draft_probs, drawn.confidence)])
+                [drawn] = draw([self._at(self.ids, tree)], [logits], VOCAB)
+                assert (drawn.token_ids, drawn.draft_probs) == ((token,), growth.tree.draft_probs[node])
+                tree = tree.extended(drawn.below(node - 1, 1))
             return len(tree)
         known, self.tree = len(self.tree), self.tree.merge(growth.tree.under(growth.path))
         for node in range(known, len(self.tree)):
-            *above, token = (self.tree.token_ids[each] for each in self.tree.path(node))
+            *above, token = self.tree.path_ids(node)
             text = [*self.ids, *above]
             logits = runner.logits_after(text)[None]
             outputs = PassOutputs(logits, logits, torch.ones(1, dtype=torch.bool)).as_one()
-            [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, outputs)], runner.backend)
+            [[said]] = rank([(self._at(text, EMPTY_TREE), EMPTY_TREE, outputs)], runner.backend)
             assert token in said.token_ids[: max(1, self.tree.parents.count(self.tree.parents[node]))]
             assert not self.tree.confidence or self.tree.confidence[node] in (0, said.confidence), (
                 "0: a node asked for alone"
@@ -80,13 +80,13 @@ class Client:
     def _at(self, ids: list[int], tree: TokenTree) -> DraftSequence:
         state = SamplingState(self.spec)
         state.take_in(ids)
-        return DraftSequence(self.spec, ids, tree, SimpleNamespace(sampling=state), num_guesses=9)
+        return DraftSequence(self.spec, ids, tree, SimpleNamespace(sampling=state), num_candidates=9)
 
     def advance(self, chance: random.Random) -> Advance:
         """Some of what was grown comes true, or something else; and perhaps some of the rest is in flight."""
         new: list[int] = []
         if self.tree and chance.random() < 0.6:
-            new = [self.tree.token_ids[each] for each in self.tree.path(chance.randrange(len(self.tree)))]
+            new = list(self.tree.path_ids(chance.randrange(len(self.tree))))
         if not new or chance.random() < 0.4:
             new.append(chance.randrange(VOCAB))
         self.ids += new

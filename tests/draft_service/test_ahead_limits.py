@@ -86,7 +86,7 @@ def test_a_tree_gives_way_to_a_requested_node_and_grows_again() -> None:
     engine.submit(A, Advance(1, 3, budget=Budget(2, 9, 30)))
     grown = together(rest(engine))
     assert len(grown) == 32
-    cache = sequence_of(engine).memory.cache
+    cache = sequence_of(engine).state.cache
     assert len(cache.tree) > 8
     text = tuple(range(8)) * 3
     engine.open(B, DraftOpen(SequenceSpec(text, len(text), sampling, 7), Budget(4, 4)))
@@ -101,16 +101,16 @@ def test_a_tree_gives_way_to_a_requested_node_and_grows_again() -> None:
 
 def test_a_request_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> None:
     """And soon: the numbers of the contract go up to 2**32 - 1, and none of them is work in itself."""
-    most = 2**32 - 1
+    unlimited = 2**32 - 1
     engine = DraftEngine(LanguageModelDrafter(runner()))
-    engine.open(A, DraftOpen(SequenceSpec((1, 2, 3), 3, SamplingParams(0.0)), Budget(2, most, most, 8)))
+    engine.open(A, DraftOpen(SequenceSpec((1, 2, 3), 3, SamplingParams(0.0)), Budget(2, unlimited, unlimited, 8)))
     known = together(rest(engine))
     assert len(known) == 2 + 256, "their siblings are among what grew ahead"
-    engine.submit(A, Advance(1, 4, (6,), budget=Budget(0, most, most)))
+    engine.submit(A, Advance(1, 4, (6,), budget=Budget(0, unlimited, unlimited)))
     growths = rest(engine)
     assert growths[-1].end is GrowthEnd.BUDGET
     assert 256 <= len(together(growths, known.descend([6]))) <= 2 + 2 * 256
-    engine.submit(A, Advance(2, 4, budget=Budget(most, most, most, 8)))
+    engine.submit(A, Advance(2, 4, budget=Budget(unlimited, unlimited, unlimited, 8)))
     assert rest(engine, 600)[-1].end is GrowthEnd.CONTEXT
 
 
@@ -118,10 +118,10 @@ def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
     """Trees in flight that are not the draft's own, or that had given way; what is proposed is the same."""
 
     class Recording(TableRunner):
-        most = 0
+        max_rows = 0
 
         def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
-            self.most = max(self.most, sum(len(segment.token_ids) for segment in segments))
+            self.max_rows = max(self.max_rows, sum(len(segment.token_ids) for segment in segments))
             return super().forward(segments)
 
     table = Recording(seed=3, num_slots=1 << 15)
@@ -133,12 +133,12 @@ def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
         engine.open(key, DraftOpen(spec, Budget()))
         engine.submit(key, Advance(1, 3, (), chain, Budget(203, 300, 4)))
     rest(engine, 600)
-    assert 500 < table.most <= MAX_TREE_ROWS + len(keys)
+    assert 500 < table.max_rows <= MAX_TREE_ROWS + len(keys)
     trees = [sequence_of(engine, key).tree for key in keys]
     assert [len(tree) for tree in trees] == [207] * len(keys)
     for tree in trees[:2]:
         for node in range(200, 207):
-            above = [tree.token_ids[each] for each in tree.path(node)]
+            above = list(tree.path_ids(node))
             assert above[-1] in ranked(spec.sampling, [1, 2, 3, *above[:-1]])
 
 
@@ -195,7 +195,7 @@ def test_a_drain_does_not_wait_for_what_grows_ahead():
     results: list[object] = []
     for _ in range(4):
         results += [result for _, result in engine.step()]
-    told = [result for result in results if isinstance(result, Growth)]
-    assert sum(len(growth.tree) for growth in told) >= 2, "what was asked for is told before"
+    reported = [result for result in results if isinstance(result, Growth)]
+    assert sum(len(growth.tree) for growth in reported) >= 2, "what was asked for is told before"
     assert isinstance(results[-1], Draining)
     assert engine.load.live_sequences == 0

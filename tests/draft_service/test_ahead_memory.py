@@ -105,7 +105,7 @@ def test_every_node_that_is_dropped_frees_its_row() -> None:
             tree = tree.descend(committed)
             num_hits += bool(tree)
             num_rounds += 1
-            cache = sequence_of(engine, key).memory.cache
+            cache = sequence_of(engine, key).state.cache
             num_held = len(cache.text) + len(cache.tree)
             assert pool.num_used == num_held, "only what is cached is held"
             assert len(cache.text) <= len(ids)
@@ -167,7 +167,7 @@ def test_no_row_is_fed_twice() -> None:
             for _, growth in engine.step():
                 tree = tree.merge(growth.tree.under(growth.path))
         node = chance.randrange(len(tree))  # what comes true, and perhaps one token more
-        new = [tree.token_ids[each] for each in tree.path(node)] + [9] * chance.randrange(2)
+        new = list(tree.path_ids(node)) + [9] * chance.randrange(2)
         ids += [token % 8 for token in new]
         new = ids[len(ids) - len(new) :]
         tree = tree.descend(new)

@@ -106,14 +106,16 @@ def test_in_a_crowd_each_is_told_less_often_and_all_in_the_end(num_sequences):
     rest(engine)
     for key in keys:
         engine.submit(key, Advance(1, 3, budget=Budget(0, 9, 20)))
-    known, told, num_passes = dict.fromkeys(keys, EMPTY_TREE), Counter(), 0
+    known, reported, num_passes = dict.fromkeys(keys, EMPTY_TREE), Counter(), 0
     while not engine.idle:
         for key, growth in engine.step():
             known[key] = known[key].merge(growth.tree.under(growth.path))
-            told[key] += not growth.end
+            reported[key] += not growth.end
         num_passes += len(engine.working_on()) == num_sequences
     assert set(map(len, known.values())) == {20}, "all that was asked for"
-    assert set(told.values()) == {(num_passes - 1) // max(1, num_sequences // 8)}, "the last pass only finds the end"
+    assert set(reported.values()) == {(num_passes - 1) // max(1, num_sequences // 8)}, (
+        "the last pass only finds the end"
+    )
 
 
 def test_an_answer_without_a_pass_says_nothing_of_the_passes_before() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from draft_service.budgets import granted
-from draft_service.drafter import Node
 from draft_service.engine import DraftOpen
 from specdec.core.errors import InvalidArgument, Overloaded, PassFailed
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
-from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, Candidate, SparseDistribution, TokenTree
 from specdec.server.step_loop import Key
 from testing.misbehaving import MODELS_OWN
 from tests.draft_service.engines import CONTEXT, TABLE, A, B, open_plain, plain, proposed, rest, rest_by_key
@@ -57,11 +56,11 @@ def test_a_sequence_without_room_in_a_pass_is_in_the_next_one(monkeypatch):
     assert len(drafter.passes) == 6
 
 
-@pytest.mark.parametrize(("method", "most"), [(Method.COUPLED, 1024), (Method.BLOCK, 64)])
-def test_no_budget_is_larger_than_a_peer_accepts(method, most):
+@pytest.mark.parametrize(("method", "num_granted"), [(Method.COUPLED, 1024), (Method.BLOCK, 64)])
+def test_no_budget_is_larger_than_a_peer_accepts(method, num_granted):
     spec = SequenceSpec((1, 2), 2, SamplingParams(1.0), 0, method)
     asked = Budget(max_nodes=1 << 32 - 1, max_depth=1 << 32 - 1)
-    assert granted(spec, asked, TABLE.info("table-draft")).max_nodes == most
+    assert granted(spec, asked, TABLE.info("table-draft")).max_nodes == num_granted
 
 
 def test_a_drafter_that_grows_a_level_of_several_nodes_keeps_to_the_budget():
@@ -70,7 +69,7 @@ def test_a_drafter_that_grows_a_level_of_several_nodes_keeps_to_the_budget():
 
     def level(sequence):
         leaves = [n for n, d in enumerate(sequence.tree.depths) if d == max(sequence.tree.depths)] or [-1]
-        return [Node(leaf, token) for leaf in leaves for token in (1, 2)]
+        return [Candidate(leaf, token) for leaf in leaves for token in (1, 2)]
 
     drafter.instead = level
     engine.submit(A, Advance(1, 3, (7,), budget=Budget(5, 9)))
@@ -94,7 +93,7 @@ def test_all_that_have_budget_share_a_pass():
     engine.submit(B, Advance(1, 3, (0,), budget=budget(1)))
     assert engine.load.waiting_sequences == 2
     results = dict(rest_by_key(engine))
-    assert [len(each) for each in drafter.passes] == [2, 1, 1]
+    assert [len(pass_) for pass_ in drafter.passes] == [2, 1, 1]
     assert results[A].tree == chain(proposed([1, 2, 7], 3))
     assert results[B].tree == chain(proposed([5, 6, 0], 1))
     load = engine.load
@@ -106,7 +105,7 @@ def test_a_sequence_with_budget_goes_before_one_that_only_takes_in_a_prompt():
     engine, drafter = plain(nodes=2)
     open_plain(engine, B, [5, 6])
     rest(engine)
-    assert all(len(each) == 1 for each in drafter.passes)
+    assert all(len(pass_) == 1 for pass_ in drafter.passes)
     assert drafter.learnt == [[[5, 6]]]
 
 
@@ -127,7 +126,7 @@ def test_what_matches_is_kept_and_grown_on_and_the_rest_is_dropped():
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
 def test_under_token_and_block_every_base_has_a_chain_of_its_own(method):
     engine, drafter = plain(method=method)
-    drafter.instead = lambda sequence: [Node(len(sequence.tree) - 1, 3, SparseDistribution((3,), (1.0,)))]
+    drafter.instead = lambda sequence: [Candidate(len(sequence.tree) - 1, 3, SparseDistribution((3,), (1.0,)))]
     rest(engine)
     for number, token in ((1, 7), (2, 3)):
         del drafter.passes[:]
@@ -154,7 +153,7 @@ def test_several_advances_before_a_step_are_merged_and_each_answered():
         (3, GrowthEnd.BUDGET),
     ]
     assert results[-1].tree == chain(proposed([1, 2, 7, 0, 6], 2))
-    assert all(ids == [1, 2, 7, 0, 6] for each in drafter.passes for ids, _ in each)
+    assert all(ids == [1, 2, 7, 0, 6] for pass_ in drafter.passes for ids, _ in pass_)
 
 
 def test_growing_ahead_is_refused_by_name():
@@ -175,7 +174,7 @@ def test_the_context_ends_the_growth_and_no_row_is_fed_beyond_it():
     assert growth.end is GrowthEnd.CONTEXT
     # Positions base .. CONTEXT: the last is predicted by the row at CONTEXT - 1.
     assert len(growth.tree) == 3
-    assert max(len(ids) + len(tree) for each in drafter.passes for ids, tree in each) == CONTEXT
+    assert max(len(ids) + len(tree) for pass_ in drafter.passes for ids, tree in pass_) == CONTEXT
 
 
 def test_a_text_beyond_the_context_has_no_draft_but_is_no_error():

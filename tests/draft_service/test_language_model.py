@@ -27,7 +27,7 @@ def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
     drafter = LanguageModelDrafter(runner)
     fresh = LanguageModelDrafter(TableRunner(seed=3))
     spec = SequenceSpec(tuple(random_.randrange(8) for _ in range(39)), 39, SamplingParams(0.0), 0, Method.COUPLED)
-    sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
+    sequence = DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec))
     for _ in range(60):
         for _ in range(random_.randrange(5)):
             sequence.num_wanted = random_.choice([1, 1, 2, 5])
@@ -36,9 +36,9 @@ def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
             assert len(nodes) == sequence.num_wanted
             for node in nodes:
                 whole = SequenceSpec((*sequence.ids, *sequence.tree.token_ids), 39, spec.sampling, 0, spec.method)
-                alone = DraftSequence(whole, list(whole.token_ids), memory=fresh.open(whole))
+                alone = DraftSequence(whole, list(whole.token_ids), state=fresh.open(whole))
                 [[expected]] = fresh.grow([alone])
-                fresh.close(alone.memory)
+                fresh.close(alone.state)
                 assert (node.parent, node.token_id) == (len(sequence.tree) - 1, expected.token_id)
                 sequence.tree = TokenTree.chain([*sequence.tree.token_ids, node.token_id])
         accepted = sequence.tree.token_ids[: random_.randrange(len(sequence.tree) + 1)]
@@ -46,8 +46,8 @@ def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
         sequence.tree = TokenTree()
         if random_.random() < 0.3:
             drafter.learn([sequence])
-            assert len(sequence.memory.cache.text) >= sequence.base - 1
-        assert len(sequence.memory.cache.text) <= sequence.base
+            assert len(sequence.state.cache.text) >= sequence.base - 1
+        assert len(sequence.state.cache.text) <= sequence.base
 
 
 class CountingRunner(TableRunner):
@@ -65,12 +65,12 @@ def test_equal_prompts_are_computed_once(asked: bool) -> None:
     drafter = LanguageModelDrafter(runner)
     prompt = tuple(random.Random(5).randrange(8) for _ in range(2000))
     spec = SequenceSpec(prompt, len(prompt), SamplingParams(0.0), 0, Method.COUPLED)
-    left = all_ = [DraftSequence(spec, list(prompt), memory=drafter.open(spec)) for _ in range(4)]
+    left = all_ = [DraftSequence(spec, list(prompt), state=drafter.open(spec)) for _ in range(4)]
     while left:
         outcomes = drafter.grow(left) if asked else drafter.learn(left)
         left = [sequence for sequence, outcome in zip(left, outcomes, strict=True) if not outcome]
     num_ids = len(prompt) if asked else len(prompt) - 1
-    assert [len(sequence.memory.cache.text) for sequence in all_] == [num_ids] * 4
+    assert [len(sequence.state.cache.text) for sequence in all_] == [num_ids] * 4
     assert runner.num_rows == num_ids + 3, "all but one take it over, and feed the last id"
     assert runner.num_passes == 5
 
@@ -111,18 +111,18 @@ def test_with_penalties_no_row_follows_in_a_pass() -> None:
     drafter = LanguageModelDrafter(runner)
     sampling = SamplingParams(0.0, presence_penalty=2.0)
     spec = SequenceSpec((1, 2), 2, sampling, 0)
-    at_once, one_by_one = (DraftSequence(spec, [1, 2], memory=drafter.open(spec)) for _ in range(2))
+    at_once, one_by_one = (DraftSequence(spec, [1, 2], state=drafter.open(spec)) for _ in range(2))
     at_once.num_wanted = 6
     num_rounds = 0
     while len(at_once.tree) < 6:
         [nodes] = drafter.grow([at_once])
         assert isinstance(nodes, list)
-        at_once.tree = at_once.tree.extended([(node.token_id, node.parent, None, node.confidence) for node in nodes])
+        at_once.tree = at_once.tree.extended(nodes)
         at_once.num_wanted = 6 - len(at_once.tree)
         num_rounds += 1
     for _ in range(6):
         [[node]] = drafter.grow([one_by_one])
-        one_by_one.tree = one_by_one.tree.extended([(node.token_id, node.parent, None, node.confidence)])
+        one_by_one.tree = one_by_one.tree.extended([node])
     assert at_once.tree == one_by_one.tree
     assert num_rounds == 6
     assert runner.num_further_passes == 0
@@ -135,7 +135,7 @@ def test_what_is_needed_comes_before_what_may_follow() -> None:
     sequences = []
     for number, wanted in enumerate((8, 1)):
         spec = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 0, cache_salt=bytes([number]))
-        sequences.append(DraftSequence(spec, [1, 2, 3], memory=drafter.open(spec), num_wanted=wanted))
+        sequences.append(DraftSequence(spec, [1, 2, 3], state=drafter.open(spec), num_wanted=wanted))
     assert [len(nodes) for nodes in drafter.grow(sequences) if isinstance(nodes, list)] == [1, 1]
     [nodes] = drafter.grow(sequences[1:])
     assert isinstance(nodes, list)
@@ -143,13 +143,13 @@ def test_what_is_needed_comes_before_what_may_follow() -> None:
 
 def test_no_remembered_block_is_given_up_for_rows_that_cannot_follow() -> None:
     runner = TableRunner(seed=3, num_slots=48, block_size=4)
-    runner.goes_on = False
+    runner.decodes_further = False
     drafter = LanguageModelDrafter(runner)
     for number in range(4):
         spec = SequenceSpec((1, 2, 3, 4, 5, 6, 7, number), 8, SamplingParams(0.0), 0, cache_salt=bytes([number]))
-        sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=32)
+        sequence = DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec), num_wanted=32)
         drafter.grow([sequence])
-        drafter.close(sequence.memory)
+        drafter.close(sequence.state)
     assert runner.pool.num_free_blocks == 12
     for number in range(4):
         cache = runner.new_cache(bytes([number]))
@@ -163,7 +163,7 @@ def test_a_sequence_that_waits_for_a_twins_prompt_does_not_wait_for_its_draft() 
     runner = TableRunner(seed=3, block_size=4)
     drafter = LanguageModelDrafter(runner)
     spec = SequenceSpec(tuple(number % 8 for number in range(40)), 40, SamplingParams(0.0), 0)
-    sequences = [DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=8) for _ in range(4)]
+    sequences = [DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec), num_wanted=8) for _ in range(4)]
     first, *others = drafter.grow(sequences)
     assert isinstance(first, list)
     assert len(first) == 1
@@ -177,7 +177,7 @@ def test_many_sequences_that_ask_for_many_nodes_make_no_larger_pass() -> None:
     sequences = []
     for number in range(16):
         spec = SequenceSpec((1, number % 8, 2), 3, SamplingParams(0.0), 0, cache_salt=bytes([number]))
-        sequences.append(DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=400))
+        sequences.append(DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec), num_wanted=400))
     drafter.grow(sequences)
     assert runner.num_further_passes == 4
 
@@ -187,6 +187,6 @@ def test_a_prompt_is_learned_in_chunks_of_the_limit() -> None:
     runner.chunk.rows = 16
     drafter = LanguageModelDrafter(runner)
     spec = SequenceSpec(tuple(position % 8 for position in range(100)), 100, LIKELIEST)
-    sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
+    sequence = DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec))
     learned = [drafter.learn([sequence]) for _ in range(7)]
     assert learned == [*[[False]] * 6, [True]]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from draft_service.drafter import Drafter
-from draft_service.drafters import ngram
+from draft_service.drafters import ngram_drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
-from draft_service.drafters.ngram_model import OwnText, build
-from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.ngram_drafter import NgramDrafter
+from draft_service.drafters.ngram_model import TextCounts, build
+from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import InvalidArgument, PassFailed, SpecdecError
@@ -43,12 +43,12 @@ def counting() -> Drafter:
     return NgramDrafter(build([[1, 2, 3, 1, 2, 3, 4, 5, 1, 2, 3]], VOCAB, ""), "ngram")
 
 
-def of_guilty(transforms: Transforms, *_: Any) -> bool:
+def of_guilty(transforms: Transforms, *_: Any, **options: Any) -> bool:
     return transforms.params.top_k == SEED
 
 
 def of_guilty_text(runner: TableRunner, segments: Any) -> bool:
-    firsts = [runner._slot(each, 0) for each in segments if each.num_context]
+    firsts = [runner._slot(segment, 0) for segment in segments if segment.num_context]
     return GUILTY.sequence in [runner._token_of_slot[slot] for slot in firsts]
 
 
@@ -57,17 +57,17 @@ SAMPLING += [(SamplingState, "draw", lambda state, _: state.spec.seed == SEED)]
 PLACES = [
     *((make, *place) for make in (language_model, on_vllm) for place in SAMPLING),
     (language_model, TableRunner, "forward", of_guilty_text),
-    (counting, OwnText, "take_in", lambda own, ids: GUILTY.sequence in ids),
-    (counting, ngram, "ranked", lambda model, own, tail, count: GUILTY.sequence in tail),
+    (counting, TextCounts, "take_in", lambda text_counts, ids: GUILTY.sequence in ids),
+    (counting, ngram_drafter, "scores_after", lambda tail, *_, count: GUILTY.sequence in tail),
 ]
 """A drafter, and a function that raises for one of its sequences."""
 
 
 def grown(drafter: Drafter, keys: list[int], ahead: int, methods: list[Method]) -> dict[Key, list[Any]]:
     """What each sequence answers to four advances; nothing after an error."""
-    engine, found = DraftEngine(drafter), {Key(1, key): [] for key in keys}
-    bases = dict.fromkeys(found, 3)
-    for key in found:
+    engine, outcomes = DraftEngine(drafter), {Key(1, key): [] for key in keys}
+    bases = dict.fromkeys(outcomes, 3)
+    for key in outcomes:
         seed = SEED if key == GUILTY else key.sequence
         params = SamplingParams(0.8, top_k=SEED if key == GUILTY else 0, presence_penalty=0.3)
         spec = SequenceSpec((key.sequence, 2, 3), 3, params, seed, methods[key.sequence])
@@ -79,13 +79,13 @@ def grown(drafter: Drafter, keys: list[int], ahead: int, methods: list[Method]) 
             bases[key] = base + 1
         while not engine.idle:
             for key, result in engine.step():
-                found[key].append(result)
+                outcomes[key].append(result)
                 if isinstance(result, SpecdecError):
                     del bases[key]
-    for key in found:
+    for key in outcomes:
         engine.close(key)
     assert drafter.cache_use()[0] == 0
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), InvalidArgument([("x", "planted")])], ids=["any", "named"])
@@ -104,17 +104,19 @@ def test_what_raises_for_one_sequence_ends_that_one(
     alone = grown(make(), [1, 2, 3], ahead, methods)
     inner, drafter, is_open = getattr(owner, name), make(), []
 
-    def raising(*args: Any) -> Any:
-        if is_open and is_guilty(*args):
+    def raising(*args: Any, **options: Any) -> Any:
+        if is_open and is_guilty(*args, **options):
             raise error
-        return inner(*args)
+        return inner(*args, **options)
 
     grow = drafter.grow
     monkeypatch.setattr(owner, name, raising)
     monkeypatch.setattr(drafter, "grow", lambda sequences: [is_open.append(True), grow(sequences)][1])
-    found = grown(drafter, [0, 1, 2, 3], ahead, methods)
-    assert type(found.pop(GUILTY)[-1]) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
-    assert {key: trees(each) for key, each in found.items()} == {key: trees(each) for key, each in alone.items()}
+    outcomes = grown(drafter, [0, 1, 2, 3], ahead, methods)
+    assert type(outcomes.pop(GUILTY)[-1]) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
+    assert {key: trees(item) for key, item in outcomes.items()} == {
+        key: trees(expected) for key, expected in alone.items()
+    }
 
 
 def trees(growths: list[Any]) -> list[Any]:
@@ -122,6 +124,6 @@ def trees(growths: list[Any]) -> list[Any]:
     nodes: dict[int, set[Any]] = {}
     for growth in growths:
         tree = growth.tree.under(growth.path)
-        paths = {tuple(tree.token_ids[node] for node in tree.path(end)) for end in range(len(tree))}
+        paths = {tree.path_ids(end) for end in range(len(tree))}
         nodes.setdefault(growth.advance, set()).update(paths)
     return sorted(nodes.items())

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from draft_service.drafter import Drafter, DraftSequence, Spot
+from draft_service.drafter import Branch, Drafter, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import Overloaded
@@ -36,7 +36,7 @@ def on_vllm(prompt_rows: int = 512, context_length: int = 512) -> tuple[VllmDraf
 
 
 def opened(drafter: Drafter, specs: Sequence[SequenceSpec] = SPECS) -> list[DraftSequence]:
-    return [DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec)) for spec in specs]
+    return [DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec)) for spec in specs]
 
 
 def grow(drafter: Drafter, sequences: Sequence[DraftSequence]) -> None:
@@ -54,31 +54,31 @@ def grow(drafter: Drafter, sequences: Sequence[DraftSequence]) -> None:
 
 def proposals(drafter: Drafter) -> list[TokenTree]:
     """Over rounds of which some are learnt only, or commit more than a pass takes in."""
-    rng, found = random.Random(5), []
+    rng, outcomes = random.Random(5), []
     sequences = opened(drafter)
     for _ in range(30):
         chosen = [sequence for sequence in sequences if rng.random() < 0.7]
         if rng.random() < 0.3:
             todo = chosen
             while todo:
-                todo = [each for each, done in zip(todo, drafter.learn(todo), strict=True) if done is not True]
+                todo = [waiting for waiting, done in zip(todo, drafter.learn(todo), strict=True) if done is not True]
         for sequence in chosen:
             # Sometimes a tree is in flight already, and some of it is wrong.
             flying = rng.choices(range(12), k=rng.choice([0, 0, 2])) if sequence.spec.keyed_by_token else []
             sequence.tree = TokenTree.chain(flying)
         for _ in range(rng.randrange(4)):
             grow(drafter, chosen)
-        found += [sequence.tree for sequence in chosen]
+        outcomes += [sequence.tree for sequence in chosen]
         for sequence in chosen:
             if sequence.spec.keyed_by_token and rng.random() < 0.3:  # the same place again, with more guesses
-                sequence.num_guesses, sequence.tree = 1 + sequence.num_guesses % 3, TokenTree()
+                sequence.num_candidates, sequence.tree = 1 + sequence.num_candidates % 3, TokenTree()
                 grow(drafter, [sequence])
-                found.append(sequence.tree)
+                outcomes.append(sequence.tree)
         for sequence in chosen:
             accepted = sequence.tree.token_ids[: rng.randrange(4)]
             sequence.ids += [*accepted, *(rng.randrange(12) for _ in range(rng.choice([1, 1, 1, 11])))]
             sequence.tree = TokenTree()
-    return found
+    return outcomes
 
 
 def test_a_draft_on_vllm_proposes_what_one_on_our_own_engine_does() -> None:
@@ -101,7 +101,7 @@ def test_a_draft_without_memory_says_so_and_a_closed_one_leaves_nothing() -> Non
     fake.short_of_memory = True
     [outcome] = drafter.grow([sequence])
     assert isinstance(outcome, Overloaded)
-    drafter.close(sequence.memory)
+    drafter.close(sequence.state)
     assert not fake.texts
 
 
@@ -125,12 +125,12 @@ def test_it_grows_ahead_of_the_verdict_along_the_likeliest_path() -> None:
 def test_of_several_places_one_is_computed_and_those_that_are_known_are_free() -> None:
     drafter, fake = on_vllm()
     [sequence] = opened(drafter, SPECS[1:2])
-    sequence.num_guesses = 4
-    sequence.spots = (Spot(-1, 3),)
+    sequence.num_candidates = 4
+    sequence.branches = (Branch(-1, 3),)
     [first] = drafter.grow([sequence])
     assert [node.parent for node in first] == [-1, -1, -1]
     sequence.tree = TokenTree(tuple(node.token_id for node in first), (-1,) * 3)
-    sequence.spots = (Spot(1, 1), Spot(-1, 4), Spot(2, 1))
+    sequence.branches = (Branch(1, 1), Branch(-1, 4), Branch(2, 1))
     [second] = drafter.grow([sequence])
     assert [node.parent for node in second] == [1, -1]
     assert fake.num_passes == 2
@@ -145,7 +145,7 @@ def test_a_text_that_fills_the_context_can_be_taken_back() -> None:
         while sequence.base + len(sequence.tree) <= drafter.info.context_length:
             grow(drafter, [sequence])
         assert len(sequence.tree) == 10 - base
-    drafter.close(sequence.memory)
+    drafter.close(sequence.state)
     assert not fake.texts
 
 

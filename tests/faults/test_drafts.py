@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from draft_service.drafter import DraftSequence, Node
+from draft_service.drafter import DraftSequence
 from orchestrator.drafting import draft_client
 from specdec.client import Client
-from specdec.core.tree import SparseDistribution
+from specdec.core.tree import Candidate, SparseDistribution
 from specdec.v1 import generation_pb2
 from testing.hostile_draft import ANSWERS, EJECTED, REFUSED, SILENCE, hostile_draft
 from testing.misbehaving import MODELS_OWN, Misbehaving
@@ -105,28 +105,28 @@ PEAKED = SparseDistribution((1, 2), (1.0, 0.5))
 UNTRUE = SparseDistribution((1, 2), (2.0**-24, 1.0))
 
 
-def chain_from(sequence: DraftSequence, *tokens: int, probs: SparseDistribution | None = None) -> list[Node]:
+def chain_from(sequence: DraftSequence, *tokens: int, probs: SparseDistribution | None = None) -> list[Candidate]:
     start = len(sequence.tree)
-    return [Node(start - 1 + i, token, probs) for i, token in enumerate(tokens)]
+    return [Candidate(start - 1 + i, token, probs) for i, token in enumerate(tokens)]
 
 
-HOSTILE: dict[str, tuple[bool, Callable[[DraftSequence], Sequence[Node]]]] = {
+HOSTILE: dict[str, tuple[bool, Callable[[DraftSequence], Sequence[Candidate]]]] = {
     # name: (whether it shows on the wire under any method; what it proposes). What shows is not used.
     "nothing": (False, lambda s: []),
     "rubbish": (False, lambda s: chain_from(s, 5)),
     "more nodes than asked": (False, lambda s: chain_from(s, *range(8), *range(8))),
     "ids out of range": (True, lambda s: chain_from(s, 8)),
     "enormous ids": (True, lambda s: chain_from(s, 2**32 - 1)),
-    "twins": (True, lambda s: [Node(-1, 1), Node(-1, 1), *chain_from(s, 2, 3, 4)]),
+    "twins": (True, lambda s: [Candidate(-1, 1), Candidate(-1, 1), *chain_from(s, 2, 3, 4)]),
     "NaN weights": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((1, 2), (1.0, math.nan)))),
     "no weight": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((3,), (1.0,)))),
     "zero weights": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((1, 2), (0.0, 0.0)))),
     "unnormalised": (True, lambda s: chain_from(s, 1, 2, 1, 2, 1, probs=SparseDistribution((1, 2), (0.5, 0.5)))),
-    "branching": (False, lambda s: [Node(-1, 1), Node(-1, 2), Node(-1, 3), Node(0, 1), Node(0, 2)]),
-    "branching with distributions": (True, lambda s: [Node(-1, t, PEAKED) for t in (1, 2)] * (not s.tree)),
+    "branching": (False, lambda s: [Candidate(*edge) for edge in ((-1, 1), (-1, 2), (-1, 3), (0, 1), (0, 2))]),
+    "branching with distributions": (True, lambda s: [Candidate(-1, t, PEAKED) for t in (1, 2)] * (not s.tree)),
     "untrue distributions": (False, lambda s: chain_from(s, 1, 1, 1, 1, 1, probs=UNTRUE)),
-    "parents that are not there": (False, lambda s: [Node(77, 1)]),
-    "parents below the root": (False, lambda s: [Node(-5, 1)] * 5),
+    "parents that are not there": (False, lambda s: [Candidate(77, 1)]),
+    "parents below the root": (False, lambda s: [Candidate(-5, 1)] * 5),
 }
 
 

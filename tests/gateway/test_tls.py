@@ -32,8 +32,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("gateway", "expired", "expired at 20"),
         ("gateway", "key", "is not the key of"),
-        ("target", "", "is made out to target"),
-        ("draft", "", "is made out to draft"),
+        ("target", "", "is issued for target"),
+        ("draft", "", "is issued for draft"),
     ],
 )
 def test_a_certificate_that_is_none_for_a_gateway_ends_it_at_the_start(

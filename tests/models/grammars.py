@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.sampling.grammar import GrammarMask
 from tests.checkout import DEMO
 
@@ -73,10 +73,10 @@ def random_tree(rng: random.Random, mask: GrammarMask, output: Sequence[int], tr
 
 def _with_child(tree: TokenTree, states: list[GrammarMask], parent: int, token: int) -> TokenTree:
     state = states[1 + parent].copy()
-    if (parent, token) in zip(tree.parents, tree.token_ids, strict=True) or not state.advance(token):
+    if (parent, token) in tree.edges or not state.advance(token):
         return tree
     states.append(state)
-    return tree.extended([(token, parent, None, 0)])
+    return tree.extended([Candidate(parent, token)])
 
 
 def tokens_of(mask: GrammarMask) -> list[int]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from draft_service.drafter import DraftSequence, Node
+from draft_service.drafter import DraftSequence
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.rounds import ModelInfo
-from specdec.core.tree import SparseDistribution
+from specdec.core.tree import Candidate, SparseDistribution
 from tests.models.scripted import Scripted
 
 Scheme = Callable[[Sequence[float], int], SparseDistribution]
@@ -57,11 +57,11 @@ class LyingDrafter(Scripted):
         self._text = text
         self._scheme = scheme
 
-    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:
+    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Candidate]:
         spec, base = sequence.spec, len(sequence.ids)
         position = base + len(sequence.tree)
         token = self._text[(position - spec.num_prompt_tokens) % len(self._text)]
         if spec.keyed_by_token:
-            return [Node(len(sequence.tree) - 1, token)]
+            return [Candidate(len(sequence.tree) - 1, token)]
         noise = noise_of(Key(spec.seed, position, base), self.info.vocab_size)
-        return [Node(len(sequence.tree) - 1, token, self._scheme(noise, token))]
+        return [Candidate(len(sequence.tree) - 1, token, self._scheme(noise, token))]

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from draft_service.drafter import DraftSequence, Node
+from draft_service.drafter import DraftSequence
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import ROOT, TokenTree
+from specdec.core.tree import ROOT, Candidate, TokenTree
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 
@@ -38,18 +38,18 @@ class Scripted:
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
-        return [self.next_nodes(sequence, sequence.memory) for sequence in sequences]
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
+        return [self.next_nodes(sequence, sequence.state) for sequence in sequences]
 
-    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:
+    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Candidate]:
         raise NotImplementedError
 
 
 class RandomDrafter(Scripted):
     """A chain of tokens that have nothing to do with the text."""
 
-    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:
-        return [Node(len(sequence.tree) - 1, rng.randrange(self.info.vocab_size))]
+    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Candidate]:
+        return [Candidate(len(sequence.tree) - 1, rng.randrange(self.info.vocab_size))]
 
 
 class BranchingDrafter(Scripted):
@@ -63,13 +63,13 @@ class BranchingDrafter(Scripted):
         super().__init__(target)
         self._continuation = continuation
 
-    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:
+    def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Candidate]:
         spec = sequence.spec
         truth = list(self._continuation(spec))
         done = list(sequence.ids[spec.num_prompt_tokens :])
         ahead = truth[len(done) :] if truth[: len(done)] == done else []
         tree = sequence.tree
-        nodes: list[Node] = []
+        nodes: list[Candidate] = []
         on_path = _deepest_on(tree, ahead)
         for parent in {on_path, rng.randrange(-1, len(tree))}:
             taken = {token for token, other in zip(tree.token_ids, tree.parents, strict=True) if other == parent}
@@ -82,7 +82,7 @@ class BranchingDrafter(Scripted):
             for token in wanted:
                 if token not in taken:
                     taken.add(token)
-                    nodes.append(Node(parent, token))
+                    nodes.append(Candidate(parent, token))
         return nodes
 
 

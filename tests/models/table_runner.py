@@ -54,7 +54,7 @@ class TableRunner:
         self.pool = BlockPool(num_slots // block_size, block_size)
         self.info = ModelInfo(name, f"{name}-{seed}-{blend}", vocab_size, "", context_length)
         self.num_passes = self.num_further_passes = 0
-        self.requested, self.goes_on = False, True
+        self.requested, self.decodes_further = False, True
         self._token_of_slot: dict[int, int] = {}
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:

@@ -113,6 +113,6 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         text.step()
         tree = text.trees[-1]
         assert tree.token_ids[0] == last
-        assert all(tree.token_ids[node] == last for node in tree.likeliest_chains())
+        assert all(tree.token_ids[node] == last for node in tree.most_likely_chains())
     text.verifier.close(text.state)
     own.taps.remove()

@@ -31,15 +31,15 @@ def test_the_reading_that_agrees_is_taken(
 
     heads: list[RecurrentHead] = []
 
-    def hits(_: Any, taps: Taps, *__: Any) -> Tensor:
+    def hits(_: Any, taps: Taps, *__: Any, **___: Any) -> Tensor:
         return torch.arange(100).repeat(2, 1) < (60 if taps.boundaries == right and heads[0].other_reading else 10)
 
-    def made(*parts: Any) -> RecurrentHead:
-        heads.append(RecurrentHead(*parts))
+    def new_head(*parts: Any, **more: Any) -> RecurrentHead:
+        heads.append(RecurrentHead(*parts, **more))
         return heads[-1]
 
     monkeypatch.setattr(proof, "_hits", hits)
-    monkeypatch.setattr(proof, "RecurrentHead", made)
+    monkeypatch.setattr(proof, "RecurrentHead", new_head)
     found = proof.proved(files, target_runner)
     assert found.taps is not None
     found.taps.remove()

@@ -25,13 +25,14 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from torch import Tensor
 
-from draft_service.drafter import DraftSequence, Node
+from draft_service.drafter import DraftSequence
 from draft_service.drafters import proposal
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client
 from specdec.core import noise
 from specdec.core.errors import ReplicaLost, SpecdecError
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import Candidate
 from specdec.sampling import draft_draws
 from specdec.speculation import verification
 from specdec.transport.wire import write_method
@@ -199,8 +200,8 @@ async def test_the_law_holds_where_streams_are_lost_that_hold_text_back(
     once = Client._once
     lost: set[int] = set()
 
-    async def losing(self: Client, at: int, request: Any, *rest: Any) -> AsyncIterator[Any]:
-        async with aclosing(once(self, at, request, *rest)) as responses:
+    async def losing(self: Client, at: int, request: Any, *rest: Any, **named: Any) -> AsyncIterator[Any]:
+        async with aclosing(once(self, at, request, *rest, **named)) as responses:
             async for response in responses:
                 if response.round.round == 3 and request.seed < NUM_LOST and request.seed not in lost:
                     lost.add(request.seed)
@@ -245,8 +246,8 @@ async def test_noise_keyed_by_position_alone_is_found(monkeypatch: pytest.Monkey
 
 
 def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(keys: Sequence[noise.Key], *rest: Any) -> Tensor:
-        return function([key._replace(base=0) for key in keys], *rest)
+    def call(keys: Sequence[noise.Key], *rest: Any, **named: Any) -> Tensor:
+        return function([key._replace(base=0) for key in keys], *rest, **named)
 
     return call
 
@@ -254,7 +255,9 @@ def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @pytest.mark.slow
 async def test_target_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     verify = decision.verify_block
-    monkeypatch.setattr(decision, "verify_block", lambda target_probs, *rest: verify(target_probs.roll(1, 0), *rest))
+    monkeypatch.setattr(
+        decision, "verify_block", lambda target_probs, *rest, **named: verify(target_probs.roll(1, 0), *rest, **named)
+    )
     assert await run(monkeypatch, THREE, Method.BLOCK, NUM_TEXTS) < 1e-6
 
 
@@ -274,14 +277,14 @@ async def test_a_residual_that_is_the_target_itself_is_found(monkeypatch: pytest
 class ChoosyDrafter(LanguageModelDrafter):
     """Ends its chain before a token that it finds unlikely itself."""
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         return [
             nodes if nodes is None or isinstance(nodes, SpecdecError) else [node for node in nodes if _likely(node)]
             for nodes in super().grow(sequences)
         ]
 
 
-def _likely(node: Node) -> bool:
+def _likely(node: Candidate) -> bool:
     assert node.draft_probs is not None
     weights = dict(zip(node.draft_probs.token_ids, node.draft_probs.weights, strict=True))
     return weights[node.token_id] >= 0.5 * sum(weights.values())

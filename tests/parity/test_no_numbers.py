@@ -134,7 +134,7 @@ def test_a_draft_without_numbers_proposes_nothing_that_cannot_be_sent(model, met
 
     def opened(ids: list[int]) -> DraftSequence:
         spec = SequenceSpec(tuple(ids), len(ids), sampling, 5, method)
-        return DraftSequence(spec, list(ids), memory=drafter.open(spec))
+        return DraftSequence(spec, list(ids), state=drafter.open(spec))
 
     [expected] = drafter.grow([opened(SOUND[0])])
     spoilt, beside = drafter.grow([opened([1, 2, SPOILT]), opened(SOUND[0])])

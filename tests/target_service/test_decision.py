@@ -13,7 +13,7 @@ import torch
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.proposal import draw, guess
+from draft_service.drafters.proposal import draw, rank
 from specdec.backends.base import Backend
 from specdec.backends.torch.backend import TorchBackend
 from specdec.core.errors import InvalidArgument
@@ -77,7 +77,7 @@ def propose(sequences: list[DraftSequence], outputs: list[RowOutputs], backend: 
     keyed = [i for i, each in enumerate(sequences) if each.spec.keyed_by_token]
     drawn = [i for i in range(len(sequences)) if i not in keyed]
     found: dict[int, Any] = dict(
-        zip(keyed, guess([(sequences[i], sequences[i].tree, outputs[i]) for i in keyed], backend), strict=True)
+        zip(keyed, rank([(sequences[i], sequences[i].tree, outputs[i]) for i in keyed], backend), strict=True)
     )
     found |= zip(
         drawn,
@@ -174,9 +174,9 @@ def _record(monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int]) -> Non
     """Add to ``sizes`` how many numbers each call of this function is given."""
     function = resolve_name(name)
 
-    def recorded(rows: torch.Tensor, *rest: Any) -> Any:
+    def recorded(rows: torch.Tensor, *rest: Any, **options: Any) -> Any:
         sizes.append(rows.numel())
-        return function(rows, *rest)
+        return function(rows, *rest, **options)
 
     monkeypatch.setattr(name, recorded)
 
@@ -186,11 +186,11 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
     cases = [case(rng, torch.float32) for _ in range(16)]
     drafting = [c.drafting() for c in cases]
     for sequence in drafting:
-        sequence.num_guesses = 3
+        sequence.num_candidates = 3
     outputs = [given(c.logits[-1:]) for c in cases]
     proposed = propose(drafting, outputs)
     sizes: list[int] = []
-    for name in ("draft_service.drafters.proposal.probabilities", "specdec.backends.torch.draw.runners_up"):
+    for name in ("draft_service.drafters.proposal.probabilities", "specdec.backends.torch.draw.most_likely_draws"):
         _record(monkeypatch, name, sizes)
     assert propose(drafting, outputs, TorchBackend(CPU, logits_per_call=2 * VOCAB)) == proposed
     assert max(sizes) <= 2 * VOCAB

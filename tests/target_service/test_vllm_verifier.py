@@ -84,7 +84,7 @@ def test_a_target_on_vllm_decides_as_one_on_our_own_engine() -> None:
 
 def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
-    assert tree.likeliest_chains() == [0, 2, 4]
+    assert tree.most_likely_chains() == [0, 2, 4]
     verifier, fake = on_vllm()
     job = job_of(verifier, spec_of())
     _, timings = verifier.verify([job])

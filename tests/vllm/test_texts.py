@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
-from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.vllm_drafter import SAMPLER as DRAFT_SAMPLER
+from draft_service.drafters.vllm_drafter import VllmDrafter
 from specdec.client import Client
 from specdec.core.errors import InvalidArgument, NoReplica
 from target_service.vllm_verifier import SAMPLER, VllmVerifier

@@ -64,7 +64,7 @@ class DecoderPass:
         self._rotary, self._norm = rotary, norm  # keeps the memory alive that C points to
         self._vocab_size, self._context_length = vocab_size, context_length
         self._groups = layers.attention.heads // layers.attention.kv_heads
-        self.goes_on = self._groups <= LANES
+        self.decodes_further = self._groups <= LANES
         self._ends = _Ends(
             embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
         )
@@ -77,7 +77,7 @@ class DecoderPass:
     ) -> PassOutputs:
         if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < self._num_embeddings:
             raise IndexError(f"a token id is not below {self._num_embeddings}")
-        num_passes = packed_pass.rows.num_further if self.goes_on else 0
+        num_passes = packed_pass.rows.num_further if self.decodes_further else 0
         last_rows = packed_pass.rows.last_rows if num_passes else []
         num_rows, num_wanted, num_further = len(token_ids), len(logit_rows), num_passes * len(last_rows)
         self._have_rows(num_rows)

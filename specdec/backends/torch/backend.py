@@ -73,6 +73,6 @@ def _hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
-    found = torch.cpu.get_capabilities()
-    kinds = sorted(name for name, value in found.items() if value is True)
-    return " ".join([str(found.get("architecture", "")), torch.backends.cpu.get_cpu_capability(), *kinds])
+    capabilities = torch.cpu.get_capabilities()
+    kinds = sorted(name for name, value in capabilities.items() if value is True)
+    return " ".join([str(capabilities.get("architecture", "")), torch.backends.cpu.get_cpu_capability(), *kinds])

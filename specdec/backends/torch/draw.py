@@ -1,4 +1,4 @@
-"""Greedy and coupled draws by torch, in chunks of rows. Knows draws; does not know models or callers."""
+"""Greedy and coupled draws by torch, in chunks of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.core.limits import chunked
 from specdec.core.noise import Key
 from specdec.core.sequence import Draw, SamplingParams
-from specdec.sampling.distributions import Noise, runners_up, sample_coupled
+from specdec.sampling.distributions import Noise, most_likely_draws, sample_coupled
 from specdec.sampling.noise_cache import KeptRows, PassNoise
 
 
@@ -23,13 +23,13 @@ class TorchDraw:
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, vocab] -> [rows] int64
         """See specdec.backends.base.Backend."""
-        [tokens] = self._by_chunks(lambda some, params, noise: (sample_coupled(some, params, noise),), logits, draws)
+        [tokens] = self._by_chunks(lambda chunk, params, noise: (sample_coupled(chunk, params, noise),), logits, draws)
         return tokens
 
     def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
         """See specdec.backends.base.Backend."""
         tokens, scores = self._by_chunks(
-            lambda some, params, noise: runners_up(some, params, noise, count), logits, draws
+            lambda chunk, params, noise: most_likely_draws(chunk, params, noise, count=count), logits, draws
         )
         return tokens, scores
 
@@ -41,8 +41,7 @@ class TorchDraw:
     ) -> Sequence[Tensor]:  # [rows, ...] each
         drawn = []
         for part in chunked([logits.shape[-1]] * len(logits), self._logits_per_call):
-            some = [draws[row] for row in part]
-            keys = [Key(seed, position) for _, seed, position in some]
-            noise = PassNoise(keys, logits.shape[-1], logits.device, self._kept)
-            drawn.append(draw(logits[part.start : part.stop], [sampling for sampling, *_ in some], noise))
+            params, seeds, positions = zip(*(draws[row] for row in part), strict=True)
+            noise = PassNoise(list(map(Key, seeds, positions)), logits.shape[-1], logits.device, kept=self._kept)
+            drawn.append(draw(logits[part.start : part.stop], params, noise))
         return drawn[0] if len(drawn) == 1 else [torch.cat(parts) for parts in zip(*drawn, strict=True)]

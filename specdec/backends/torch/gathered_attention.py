@@ -1,6 +1,6 @@
 """Attention of packed rows over keys and values that are gathered from the pool, by torch's kernels, on any device.
 
-Knows which rows share a call; does not know models. Segments with similar numbers of rows and keys share a call. The
+Segments with similar numbers of rows and keys share a call. The
 bits of a row must not depend on the other rows, the tree below it or the chunks of its prompt. For that, the kernel of
 ``scaled_dot_product_attention`` needs two things (bench/LOG.md, 2026-11-21): query rows per key head in multiples of
 four, and the number of keys that ``KeyCounts`` gives for the rows' positions.
@@ -51,9 +51,8 @@ class _Bucket:
 
     pages: Tensor  # by_block: [S * N / block_size] blocks of the keys; else [S * N] slots of the keys
     by_block: bool
-    shape: tuple[int, int]  # S, R
     queries: Tensor  # [S * R]: the pass row of each query; for padding, any row
-    places: Tensor | None  # [rows]: the place of each row among the queries; None: there is no padding
+    query_of_row: Tensor | None  # [rows]: the index of each row among the queries; None: there is no padding
     rows: Tensor  # [rows]: the pass row of each row
     visible: Tensor  # [S, R, N] bool
     query_positions: Tensor  # [S, R]
@@ -62,7 +61,8 @@ class _Bucket:
 
     @property
     def num_gathered(self) -> int:
-        return self.shape[0] * self.visible.shape[2]
+        num_members, _, num_keys = self.visible.shape
+        return num_members * num_keys
 
     def gathered(self, layer: Tensor, scratch: Scratch) -> Tensor:
         """The keys or values of each member, [S, kv_heads, N, head_dim].
@@ -72,8 +72,8 @@ class _Bucket:
         """
         source = layer if self.by_block else layer.flatten(0, 1)
         out = scratch.take((len(self.pages), *source.shape[1:]), layer)
-        found = torch.index_select(source, 0, self.pages, out=out)
-        return found.view(self.shape[0], -1, *layer.shape[2:]).transpose(1, 2)
+        rows = torch.index_select(source, 0, self.pages, out=out)
+        return rows.view(len(self.visible), -1, *layer.shape[2:]).transpose(1, 2)
 
     def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> Tensor:
         """The mask to add to the scores, 0 or -inf: [S, 1, R * groups, N]."""
@@ -117,30 +117,31 @@ class GatheredAttention:
         keys, values = store.layer(layer, key, value)
         heads, kv_heads = query.shape[1], keys.shape[2]
         groups = heads // kv_heads
-        of_keys, of_values = self.scratch
+        key_scratch, value_scratch = self.scratch
         attend = torch.nn.functional.scaled_dot_product_attention if softcap is None else _softcapped(softcap)
         for bucket in self._buckets_of(groups, keys.shape[0] * keys.shape[1]):
-            size, most_rows = bucket.shape
+            size, max_rows, _ = bucket.visible.shape
             # The query heads of a key head become rows of one head, so that each key is read once.
             grouped = (
                 query.index_select(0, bucket.queries)
-                .view(size, most_rows, kv_heads, groups, -1)
+                .view(size, max_rows, kv_heads, groups, -1)
                 .permute(0, 2, 1, 3, 4)
-                .reshape(size, kv_heads, most_rows * groups, -1)
+                .reshape(size, kv_heads, max_rows * groups, -1)
             )
             attended = attend(
                 grouped,
-                bucket.gathered(keys, of_keys),
-                bucket.gathered(values, of_values),
+                bucket.gathered(keys, key_scratch),
+                bucket.gathered(values, value_scratch),
                 attn_mask=bucket.mask(window, query.dtype, groups),
                 scale=scale,
             )
             by_query = (
-                attended.view(size, kv_heads, most_rows, groups, -1)
+                attended.view(size, kv_heads, max_rows, groups, -1)
                 .permute(0, 2, 1, 3, 4)
                 .reshape(-1, heads, output.shape[2])
             )
-            output.index_copy_(0, bucket.rows, by_query if bucket.places is None else by_query[bucket.places])
+            by_row = by_query if bucket.query_of_row is None else by_query[bucket.query_of_row]
+            output.index_copy_(0, bucket.rows, by_row)
 
     def _buckets_of(self, groups: int, num_slots: int) -> list[_Bucket]:
         """The buckets for ``groups`` query heads per key head, made once. ``num_slots``: slots of the pool."""
@@ -150,12 +151,12 @@ class GatheredAttention:
                 sizes = _size_class(len(member.rows), _SMALL_ROWS), _size_class(member.num_keys, _SMALL_KEYS)
                 alike[member.level, *sizes].append(member)
             row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
-            made = [
-                self._bucket(some, row_multiple)
+            buckets = [
+                self._bucket(part, row_multiple)
                 for members in alike.values()
-                for some in _parts(members, COPIES * num_slots)
+                for part in _parts(members, COPIES * num_slots)
             ]
-            self._buckets[groups] = sorted(made, key=lambda bucket: -bucket.num_gathered)
+            self._buckets[groups] = sorted(buckets, key=lambda bucket: -bucket.num_gathered)
         return self._buckets[groups]
 
     def _bucket(self, members: Sequence[Member], row_multiple: int) -> _Bucket:
@@ -164,36 +165,36 @@ class GatheredAttention:
         queries: list[int] = []
         query_positions: list[int] = []
         rows: list[int] = []
-        places: list[int] = []
-        for place, member in enumerate(members):
+        query_of_row: list[int] = []
+        for index, member in enumerate(members):
             padding = num_rows - len(member.rows)
-            own = member.pass_rows
-            queries += [*own, *[member.start] * padding]
+            member_rows = member.pass_rows
+            queries += [*member_rows, *[member.start] * padding]
             query_positions += [*(member.row_positions[row] for row in member.rows), *[0] * padding]
-            rows += own
-            places += range(place * num_rows, place * num_rows + len(own))
-        shape = (len(members), num_rows)
-        positions = self._tensor(query_positions).view(shape)
+            rows += member_rows
+            query_of_row += range(index * num_rows, index * num_rows + len(member_rows))
+        positions = self._tensor(query_positions).view(len(members), num_rows)
         keys = torch.arange(num_keys, device=self._device)
         visible = keys <= positions[:, :, None]
         key_positions = keys[None]
-        trees = [(place, member) for place, member in enumerate(members) if not member.is_chain]
+        trees = [(index, member) for index, member in enumerate(members) if not member.is_chain]
         if trees:
             key_positions = key_positions.repeat(len(members), 1)
-        for place, member in trees:
+        for index, member in trees:
             among = slice(member.segment.num_context, member.num_keys)
             seen = torch.from_numpy(_visible_keys(member.segment.parents, member.rows, len(member.keys)))
-            visible[place, : len(member.rows), among] = sent(seen, self._device)
-            key_positions[place, among] = self._tensor([member.row_positions[row] for row in member.keys])
+            visible[index, : len(member.rows), among] = sent(seen, self._device)
+            key_positions[index, among] = self._tensor([member.row_positions[row] for row in member.keys])
+        pages, by_block = self._pages(members, num_keys)
         return _Bucket(
-            *self._pages(members, num_keys),
-            shape,
-            self._tensor(queries),
-            None if len(places) == len(queries) else self._tensor(places),
-            self._tensor(rows),
-            visible,
-            positions,
-            key_positions,
+            pages=pages,
+            by_block=by_block,
+            queries=self._tensor(queries),
+            query_of_row=None if len(query_of_row) == len(queries) else self._tensor(query_of_row),
+            rows=self._tensor(rows),
+            visible=visible,
+            query_positions=positions,
+            key_positions=key_positions,
         )
 
     def _pages(self, members: Sequence[Member], num_keys: int) -> tuple[Tensor, bool]:
@@ -205,13 +206,13 @@ class GatheredAttention:
             table = member.segment.block_table[:num_blocks]
             listed += [*table, *[0] * (num_blocks - len(table))]
         blocks = self._tensor(listed)
-        moved = [(place, member) for place, member in enumerate(members) if not member.is_stored_so]
+        moved = [(index, member) for index, member in enumerate(members) if not member.is_contiguous]
         if not moved and num_keys % size == 0:
             return blocks, True
         slots = (blocks[:, None] * size + torch.arange(size, device=self._device)).view(len(members), -1)[:, :num_keys]
-        for place, member in moved:
+        for index, member in moved:
             among = slice(member.segment.num_context, member.num_keys)
-            slots[place, among] = self._tensor(self._rows.slots_of(member.segment, member.keys))
+            slots[index, among] = self._tensor(self._rows.slots_of(member.segment, member.keys))
         return slots.flatten(), False
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
@@ -227,13 +228,13 @@ def _softcapped(softcap: float) -> Any:
     return attend
 
 
-def _parts(members: Sequence[Member], most_keys: int) -> Iterator[list[Member]]:
-    """``members`` in chunks that gather at most ``most_keys`` keys each, with at least one member."""
+def _parts(members: Sequence[Member], max_keys: int) -> Iterator[list[Member]]:
+    """``members`` in chunks that gather at most ``max_keys`` keys each, with at least one member."""
     part: list[Member] = []
     longest = 0
     for member in members:
         longest = max(longest, member.num_keys)
-        if part and (len(part) + 1) * KEY_COUNTS.at_least(member.level, longest) > most_keys:
+        if part and (len(part) + 1) * KEY_COUNTS.at_least(member.level, longest) > max_keys:
             yield part
             part, longest = [], member.num_keys
         part.append(member)
@@ -248,13 +249,13 @@ def _size_class(size: int, small: int) -> int:
 def _visible_keys(parents: Sequence[int], rows: Sequence[int], num_keys: int) -> np.ndarray:
     """[rows, keys] bool: which of a tree's first rows each of ``rows``, in increasing order, attends to."""
     seen = np.zeros((len(rows), num_keys), dtype=np.bool_)
-    places = {row: place for place, row in enumerate(rows)}
-    for place, row in enumerate(rows):
-        seen[place, row] = True
+    index_of = {row: index for index, row in enumerate(rows)}
+    for index, row in enumerate(rows):
+        seen[index, row] = True
         above = parents[row]
-        while above >= 0 and above not in places:
-            seen[place, above] = True
+        while above >= 0 and above not in index_of:
+            seen[index, above] = True
             above = parents[above]
         if above >= 0:
-            seen[place] |= seen[places[above]]
+            seen[index] |= seen[index_of[above]]
     return seen

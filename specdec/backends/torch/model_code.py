@@ -1,7 +1,4 @@
-"""A pass computed by the model's own code in transformers.
-
-Knows a model's call; does not know architectures or the kernels of its layers.
-"""
+"""A pass computed by the model's own code in transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specdec.backends.packed_pass import PackedPass
 from specdec.backends.taps import Taps
-from specdec.backends.torch.onednn_linear import least_rows, row_multiple
+from specdec.backends.torch.onednn_linear import min_rows, row_multiple
 from specdec.core.device import indices
 from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import rounded
@@ -23,12 +20,12 @@ from specdec.passes.rows import rounded
 class ModelCode:
     """See specdec.backends.base.ModelCall."""
 
-    goes_on = False
+    decodes_further = False
 
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         self._model, self._device = model, model.device
         self._vocab_size = vocab_size
-        self._row_multiple, self._least_rows = row_multiple(model), least_rows(model)
+        self._row_multiple, self._min_rows = row_multiple(model), min_rows(model)
         self._features: Tensor | None = None
         head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         head.register_forward_pre_hook(self._remember_features)
@@ -91,7 +88,7 @@ class ModelCode:
 
     def _padding(self, num_rows: int) -> int:
         """The number of padding rows to add to ``num_rows``."""
-        return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
+        return rounded(max(num_rows, self._min_rows), self._row_multiple) - num_rows
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return indices(values, self._device)

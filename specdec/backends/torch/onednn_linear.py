@@ -1,10 +1,10 @@
 """Linear layers computed by oneDNN on a CPU, with weights packed in the order in which its kernels read them.
 
-Knows one weight at a time; does not know models beyond their modules. With the few rows of a decoding pass a matrix
+With the few rows of a decoding pass a matrix
 product is limited by reading its weight. A packed weight is read about twice as fast as by
 ``torch.nn.functional.linear``.
 
-An output row has the same bits for every number of rows and every place among them. Plain ``linear`` in float32 does
+An output row has the same bits for every number of rows and every index among them. Plain ``linear`` in float32 does
 not guarantee this: see ``row_multiple``.
 """
 
@@ -85,7 +85,7 @@ def row_multiple(model: torch.nn.Module) -> int:
     return 4 if any(parameter.dtype is torch.float32 for parameter in model.parameters()) else 2
 
 
-def least_rows(model: torch.nn.Module) -> int:
+def min_rows(model: torch.nn.Module) -> int:
     """The number of rows and logit rows to pad a pass to for speed: oneDNN's AVX-512 kernels read a packed weight
     faster for four rows than for two (bench/LOG.md, 2026-11-22). No bit depends on it."""
     by_onednn = any(isinstance(layer, PackedLinear) for layer in model.modules())

@@ -228,7 +228,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
         *("text", "token_ids", "chat", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
         *("add_special_tokens", "truncate_prompt_tokens", "ignore_eos", "include_stop_str_in_output", "echo"),
         *("skip_special_tokens", "logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words", "prediction"),
-        "return_rounds",
+        *("return_rounds", "reasoning"),
         *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}

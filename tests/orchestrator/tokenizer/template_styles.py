@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Style:
-    """``arguments``: object or JSON. ``nothing``: the content beside calls. ``walks``: roles whose content has to be in
-    parts. ``shows_parts``: roles whose content may be. ``first_part``: of these, or of parts made to a text, one is
-    shown. ``apart``: text beside calls is shown where it is another message. ``lost``: what no form shows."""
+    """``arguments``: object or JSON. ``nothing``: the content beside calls. ``walks``: roles with a content that has to
+    be in parts. ``shows_parts``: roles with one that may be. ``first_part``: roles of which one part is shown.
+    ``apart``: text beside calls is shown where it is another message. ``one_call``: of a message. ``short_ids``: those
+    of calls have nine characters. ``lost``: what no form shows."""
 
     source: str
     arguments: str = "object"
@@ -21,6 +22,8 @@ class Style:
     shows_parts: tuple[str, ...] = ()
     first_part: tuple[str, ...] = ()
     apart: bool = False
+    one_call: bool = False
+    short_ids: bool = False
     lost: tuple[str, ...] = ()
 
 
@@ -172,6 +175,7 @@ STYLES = {
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}""",
+        one_call=True,
         apart=True,
     ),
     "Mistral": Style(
@@ -200,6 +204,7 @@ STYLES = {
         {{- '[TOOL_RESULTS]{"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}' }}
     {%- else %}{{- raise_exception("Only user and assistant roles are supported!") }}{%- endif %}
 {%- endfor %}""",
+        short_ids=True,
         apart=True,
     ),
     "Gemma": Style(

@@ -12,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchestrator.tokenizer.chat_template import ChatTemplate, Conversation
 from orchestrator.tokenizer.files import find
+from orchestrator.tokenizer.forms import short_id
 from specdec.core.errors import InvalidArgument
 from tests.orchestrator.tokenizer.template_styles import NO_CALLS, STYLES, Style
 
@@ -61,6 +62,13 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
         ANSWER,
         USER,
     ],
+    "an id as OpenAI's": [
+        USER,
+        {**CALLS, "tool_calls": [{**call(1), "id": "call_0a1b2c3d4e5f"}]},
+        {**result(1), "tool_call_id": "call_0a1b2c3d4e5f"},
+        ANSWER,
+        USER,
+    ],
     "text beside calls": [USER, {**CALLS, "content": "I look."}, result(1)],
     "reasoning": [
         USER,
@@ -73,9 +81,12 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def apart(style: Style, message: dict[str, Any]) -> list[dict[str, Any]]:
-    if style.apart and message.get("tool_calls") and message.get("content"):
-        return [{"role": "assistant", "content": message["content"]}, {**message, "content": None}]
-    return [message]
+    calls = message.get("tool_calls", [])
+    alone = [{**CALLS, "tool_calls": [each]} for each in calls[1:]] if style.one_call else []
+    message = {**message, "tool_calls": calls[:1]} if alone else message
+    if style.apart and calls and message.get("content"):
+        return [{"role": "assistant", "content": message["content"]}, {**message, "content": None}, *alone]
+    return [message, *alone]
 
 
 def as_the_style_has_it(style: Style, message: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +109,10 @@ def as_the_style_has_it(style: Style, message: dict[str, Any]) -> dict[str, Any]
         function = {**called["function"], "arguments": json.loads(called["function"]["arguments"])}
         others = given["tool_calls"] if given["tool_calls"] is not message["tool_calls"] else []
         given["tool_calls"] = [*others, {**called, "function": function}]
+    if style.short_ids:
+        given |= {"tool_call_id": short_id(given["tool_call_id"])} if "tool_call_id" in given else {}
+        given |= {"tool_calls": [{**each, "id": short_id(each["id"])} for each in given.get("tool_calls", ())]}
+        given = {name: value for name, value in given.items() if value != []}
     return given
 
 
@@ -159,6 +174,19 @@ def test_nothing_that_was_said_or_called_is_missing_from_the_prompt(name: str, k
         assert "It is fine." in prompt
     elif not set(style.lost) & set(NO_CALLS):
         assert all(word in prompt for word in ("weather", "city", "Zürich <3>", "days", "sunny"))
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_developer_is_heard(name: str) -> None:
+    """Under this role where the template shows it, as the system elsewhere, or refused where there is no system."""
+    said = {"role": "developer", "content": "Be short."}
+    try:
+        prompt = template(STYLES[name]).render(Conversation([said, USER]))
+    except InvalidArgument:
+        with pytest.raises(InvalidArgument):
+            template(STYLES[name]).render(Conversation([SYSTEM, USER]))
+    else:
+        assert "Be short." in prompt
 
 
 def template(style: Style) -> ChatTemplate:

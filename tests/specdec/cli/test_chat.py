@@ -88,6 +88,6 @@ async def test_without_a_server_the_status_is_1() -> None:
 def test_a_summary_fits_into_80_columns() -> None:
     sample = Sample(token_ids=[1] * 99_999)
     sample.finish.speculation.num_draft_tokens = sample.finish.speculation.num_accepted_tokens = 99_999
-    told = summary(sample, 1.0)
-    assert told == "[99999 tokens, 99999.0/s, 99999 of 99999 draft tokens accepted, interrupted]"
-    assert len(told) <= 80
+    line = summary(sample, 1.0)
+    assert line == "[99999 tokens, 99999.0/s, 99999 of 99999 draft tokens accepted, interrupted]"
+    assert len(line) <= 80

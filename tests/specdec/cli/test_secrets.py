@@ -20,7 +20,7 @@ from tests.specdec.cli.commands import called, invoke, program
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     dev_ca.make(directory)
     return directory
@@ -75,16 +75,16 @@ def test_a_key_is_shown_once_and_its_line_is_for_the_file(tmp_path: Path) -> Non
     assert invoke("key", "alice", "--max-sequences=0")[0] == 2
 
 
-async def test_generate_and_doctor_with_certificates_and_a_key(made: Path, tmp_path: Path) -> None:
+async def test_generate_and_doctor_with_certificates_and_a_key(certificate_dir: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.jsonl"
     _, line, token = await called("key", "alice", "--operator")
     keys.write_text(line)
     token = token.strip()
     model = LmVerifier(TableRunner(vocab_size=4096, order=1, seed=1))
     settings = {"tokenizer": str(DEMO / "target"), "api_keys_file": str(keys), "client": {"api_key": token}}
-    async with cluster([model], (), made, **settings) as running:
+    async with cluster([model], (), certificate_dir, **settings) as running:
         address = f"127.0.0.1:{running.orchestrator.port}"
-        file = str(made / "operator" / "ca.crt")
+        file = str(certificate_dir / "operator" / "ca.crt")
         request, ca = ("generate", "def", "--max-tokens=4", "--seed=1", f"--address={address}"), f"--tls-ca={file}"
         [sample] = await running.client.generate(text="def", max_tokens=4, seed=1)
 
@@ -97,46 +97,46 @@ async def test_generate_and_doctor_with_certificates_and_a_key(made: Path, tmp_p
         assert (await called(*request, "--tls-name=target", **by_variable))[0] == 1
         assert (await called(*request, SPECDEC_API_KEY=token))[0] == 1, "in the clear"
 
-        _, found = await examine(address, tls=caller(made, "operator"), api_key=token)
-        assert not [each for each in found if each.wrong]
-        _, found = await examine(address, tls=caller(made, "operator"))
-        assert "it answers UNAUTHENTICATED" in found[0].what
-        assert found[0].remedy == "set SPECDEC_API_KEY"
-        _, found = await examine(address)
-        assert "TLS: it speaks TLS, and this side has no certificates" in found[0].what
-        assert "certificates of one CA" in found[0].remedy
+        _, findings = await examine(address, tls=caller(certificate_dir, "operator"), api_key=token)
+        assert not [item for item in findings if item.wrong]
+        _, findings = await examine(address, tls=caller(certificate_dir, "operator"))
+        assert "it answers UNAUTHENTICATED" in findings[0].what
+        assert findings[0].remedy == "set SPECDEC_API_KEY"
+        _, findings = await examine(address)
+        assert "TLS: it speaks TLS, and this side has no certificates" in findings[0].what
+        assert "certificates of one CA" in findings[0].remedy
 
 
-def test_a_service_with_a_bad_file_does_not_start(made: Path, tmp_path: Path) -> None:
+def test_a_service_with_a_bad_file_does_not_start(certificate_dir: Path, tmp_path: Path) -> None:
     """Exit status 2, in words, before a model is loaded: there is none."""
     (tmp_path / "keys.jsonl").write_text("{\n")
     target, front = ("target_service", "--model=/no/such"), ("orchestrator", "--target=127.0.0.1:1")
     for service, flags, words in (
-        (target, flags_of(made, "draft"), "made out to draft"),
-        (front, flags_of(made, "draft"), "made out to draft"),
+        (target, flags_of(certificate_dir, "draft"), "issued for draft"),
+        (front, flags_of(certificate_dir, "draft"), "issued for draft"),
         (front, [f"--api-keys-file={tmp_path / 'keys.jsonl'}"], "line 1: is no JSON object"),
     ):
         status, out, err = program(*service, *flags)
         assert (status, out, words in err) == (2, "", True)
 
 
-async def test_health_and_doctor_over_tls_and_in_words_where_that_fails(made: Path, tmp_path: Path) -> None:
+async def test_health_and_doctor_over_tls_and_in_words_where_that_fails(certificate_dir: Path, tmp_path: Path) -> None:
     dev_ca.make(tmp_path)
-    own, problem = flags_of(made, "target"), "its certificate is not made out to draft"
-    async with cluster([TableVerifier(Table())], (), made, health_port=0) as running:
+    target_flags, problem = flags_of(certificate_dir, "target"), "its certificate is not issued for draft"
+    async with cluster([TableVerifier(Table())], (), certificate_dir, health_port=0) as running:
         target = running.orchestrator.targets.replicas[0].address
-        for flags in (own, [*own, "--tls-name=target"]):
+        for flags in (target_flags, [*target_flags, "--tls-name=target"]):
             assert await called("health", target, *flags) == (0, "SERVING\n", "")
-        status, out, err = await called("health", target, *own, "--tls-name=draft")
+        status, out, err = await called("health", target, *target_flags, "--tls-name=draft")
         assert (status, out, problem in err) == (1, "NOT_SERVING\n", True)
         status, _, err = await called("health", target)
         assert (status, "it speaks TLS" in err) == (1, True)
         plain = f"127.0.0.1:{running.orchestrator.health_port}"
         assert await called("health", plain) == (0, "SERVING\n", "")
 
-        _, found = await examine("127.0.0.1:1", targets=[target], tls=caller(tmp_path, "operator"))
-        assert f"target {target}: TLS: its certificate is not from a CA that tls_ca names" in [f.what for f in found]
-        _, found = await examine("127.0.0.1:1", drafts=[target], tls=caller(made, "operator"))
-        assert f"draft {target}: TLS: {problem}" in [f.what for f in found]
+        _, findings = await examine("127.0.0.1:1", targets=[target], tls=caller(tmp_path, "operator"))
+        assert f"target {target}: TLS: its certificate is not from a CA that tls_ca names" in [f.what for f in findings]
+        _, findings = await examine("127.0.0.1:1", drafts=[target], tls=caller(certificate_dir, "operator"))
+        assert f"draft {target}: TLS: {problem}" in [f.what for f in findings]
     status, _, err = await called("health", target, "--tls-cert=x", "--tls-key=y")
     assert (status, "need a CA" in err) == (2, True)

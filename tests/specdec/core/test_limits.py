@@ -11,22 +11,22 @@ sizes = st.lists(st.integers(1, 20), max_size=30)
 
 
 @given(sizes, st.integers(1, 30))
-def test_chunks_are_neighbours_and_as_large_as_they_may_be(sizes, most):
-    parts = chunked(sizes, most)
+def test_chunks_are_neighbours_and_as_large_as_they_may_be(sizes, max_total):
+    parts = chunked(sizes, max_total)
     assert [index for part in parts for index in part] == list(range(len(sizes)))
     totals = [sum(sizes[index] for index in part) for part in parts]
-    assert all(total <= most or len(part) == 1 for part, total in zip(parts, totals, strict=True))
+    assert all(total <= max_total or len(part) == 1 for part, total in zip(parts, totals, strict=True))
     for part, total, following in zip(parts, totals, parts[1:], strict=False):
-        assert total + sizes[following.start] > most, part
+        assert total + sizes[following.start] > max_total, part
 
 
 @given(st.dictionaries(st.integers(), st.integers(1, 20), max_size=20), st.integers(1, 30))
-def test_each_name_has_a_turn_before_any_has_two(sizes, most):
+def test_each_name_has_a_turn_before_any_has_two(sizes, max_total):
     line = dict.fromkeys([*sizes, "waits for nothing"])
     num_turns = dict.fromkeys(sizes, 0)
     while 0 in num_turns.values():
-        taken = take_turns(line, sizes, most)
-        assert sum(sizes[name] for name in taken) <= max(most, sizes[taken[0]])
+        taken = take_turns(line, sizes, max_total)
+        assert sum(sizes[name] for name in taken) <= max(max_total, sizes[taken[0]])
         for name in taken:
             num_turns[name] += 1
     assert set(line) == {*sizes, "waits for nothing"}

@@ -97,8 +97,8 @@ def test_settings_of_vllm_may_be_variables_and_are_refused_with_another_engine_u
     monkeypatch.setenv("SPECDEC_ENGINE", "vllm")
     settings = read("--model=m", "--vllm.max-num-seqs=5")
     assert "enforce_eager" not in settings.vllm.model_fields_set, "which would not leave it to the device"
-    told = [read("--model=m", flag).vllm for flag in ("--vllm.enforce-eager", "--no-vllm.enforce-eager")]
-    assert [each.enforce_eager for each in told if "enforce_eager" in each.model_fields_set] == [True, False]
+    parsed = [read("--model=m", flag).vllm for flag in ("--vllm.enforce-eager", "--no-vllm.enforce-eager")]
+    assert [options.enforce_eager for options in parsed if "enforce_eager" in options.model_fields_set] == [True, False]
     assert (settings.engine, settings.vllm.tensor_parallel_size, settings.vllm.max_num_seqs) == ("vllm", 2, 5)
     assert "only engine vllm" in refused(capsys, "--model=m", "--engine=torch")
 

@@ -129,13 +129,13 @@ def test_the_nodes_since_a_prefix_are_all_that_the_prefix_lacks(paths, num_nodes
     tree = of_paths(paths, probs=True)
     older = tree.prefix(num_nodes)
     path, new = tree.since(num_nodes)
-    told = new.under(path)
+    in_place = new.under(path)
     assert new.problem(VOCAB) is None
-    assert older.merge(told).token_ids == tree.token_ids
-    assert older.merge(told).parents == tree.parents
-    assert older.merge(told).confidence == tree.confidence
+    assert older.merge(in_place).token_ids == tree.token_ids
+    assert older.merge(in_place).parents == tree.parents
+    assert older.merge(in_place).confidence == tree.confidence
     needed = {p[:length] for p in paths[num_nodes:] for length in range(1, len(p) + 1)}
-    assert set(paths_of(told)) == needed, "and no more than leads to it"
+    assert set(paths_of(in_place)) == needed, "and no more than leads to it"
     lone = [p for p in paths[:num_nodes] if len(p) == len(path) + 1 and p[: len(path)] == path and p in needed]
     assert len(lone) != 1 or any(p[:-1] == path for p in paths[num_nodes:]), "the path is as long as it can be"
 

@@ -12,15 +12,15 @@ OF_RANKS = [0.5, 0.2, 0.1, 0.05]
 
 
 @st.composite
-def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
+def trees(draw: st.DrawFn, max_nodes: int = 12) -> TokenTree:
     """Every node has a token of its own."""
-    size = draw(st.integers(0, most))
+    size = draw(st.integers(0, max_nodes))
     return TokenTree(tuple(range(size)), tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
 
 
 def chances_by_hand(tree: TokenTree, of_ranks: Sequence[float] = OF_RANKS) -> list[float]:
     """The chance of each node, from its path to the root."""
-    found = []
+    chances = []
     for node in range(len(tree)):
         chance, here = 1.0, node
         while here != ROOT:
@@ -28,5 +28,5 @@ def chances_by_hand(tree: TokenTree, of_ranks: Sequence[float] = OF_RANKS) -> li
             rank = siblings.index(here)
             chance *= of_ranks[rank] if rank < len(of_ranks) else 0.0
             here = tree.parents[here]
-        found.append(chance)
-    return found
+        chances.append(chance)
+    return chances

@@ -19,6 +19,6 @@ def remembered(pool: BlockPool, text: list[int], salt: bytes = b"") -> int:
     """How many positions of ``text`` a sequence that begins with it would find. Asking counts as use."""
     probe = SequenceCache(pool, salt)
     probe.attach([*text, -1])
-    found = len(probe)
+    num_cached = len(probe)
     probe.release()
-    return found
+    return num_cached

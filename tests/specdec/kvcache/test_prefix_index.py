@@ -33,9 +33,9 @@ def test_it_finds_what_a_search_through_all_children_finds(texts, data):
     if closest is not None:
         assert closest in children
         assert num_common(closest.ids, wanted) == common
-    found = root.find(wanted)
-    assert (found is None) == (wanted not in [child.ids for child in children])
-    assert found is None or found in children
+    known = root.find(wanted)
+    assert (known is None) == (wanted not in [child.ids for child in children])
+    assert known is None or known in children
 
     for child in children:
         others = [other for other in children if other is not child]

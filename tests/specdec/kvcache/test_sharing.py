@@ -102,6 +102,6 @@ def test_exactly_the_longest_text_that_was_given_is_remembered():
     cache = SequenceCache(pool)
     cache.take(12)
     cache.keep(range(12))
-    for length, found in ((6, 6), (5, 6), (99, 12)):
+    for length, num_attached in ((6, 6), (5, 6), (99, 12)):
         cache.remember(list(range(length)))
-        assert remembered(pool, list(range(99))) == found
+        assert remembered(pool, list(range(99))) == num_attached

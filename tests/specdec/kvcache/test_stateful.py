@@ -56,12 +56,12 @@ class World:
         live = max((self._in_common(other, sample, ids) for other in self.samples), default=0)
         room = bool(self.pool.num_free_blocks)
         num_moved = 0
-        most, num_looked_up = self.most_blocks, self.most_blocks
-        while num_looked_up == most:
+        max_blocks, num_looked_up = self.most_blocks, self.most_blocks
+        while num_looked_up == max_blocks:
             num_looked_up = -self.pool.num_looked_up
-            moves = sample.cache.attach(ids, most)
+            moves = sample.cache.attach(ids, max_blocks)
             num_looked_up += self.pool.num_looked_up
-            assert num_looked_up <= most
+            assert num_looked_up <= max_blocks
             num_moved += len(moves)
             self._carry_out(moves)
         after = len(sample.cache)

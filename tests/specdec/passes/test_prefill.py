@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kvcache.block_pool import BlockPool, SequenceCache
-from specdec.passes.prefill import LEAST_ROWS, ROWS_PER_PASS, Chunk, fair_share, rows_to_feed
+from specdec.passes.prefill import MIN_ROWS, ROWS_PER_PASS, Chunk, fair_share, rows_to_feed
 from tests.specdec.kvcache.cached import SIZE, feed
 
 PROMPT = list(range(4000))
@@ -36,7 +36,7 @@ def test_all_prompts_of_a_pass_have_the_limit_together() -> None:
 @pytest.mark.parametrize(
     ("num_rows", "seconds", "limit"),
     [
-        (512, 80.0, LEAST_ROWS),  # a chunk is never smaller
+        (512, 80.0, MIN_ROWS),  # a chunk is never smaller
         (512, 5.1, 96),  # 100 rows a second, and whole blocks
         (1024, 4.0, 256),  # also with rows that are no prompt's
         (512, 0.4, ROWS_PER_PASS),
@@ -51,7 +51,7 @@ def test_a_chunk_has_the_rows_of_a_second(num_rows: int, seconds: float, limit: 
 
 
 def test_a_chunk_grows_to_the_rows_of_a_second_where_a_pass_has_a_fixed_time() -> None:
-    chunk = Chunk(LEAST_ROWS)
+    chunk = Chunk(MIN_ROWS)
     for _ in range(20):
         chunk.observe(chunk.rows, 0.6 + 0.002 * chunk.rows)
     assert 184 <= chunk.rows <= 216, "0.6 s and 2 ms a row: 200 rows"
@@ -59,7 +59,7 @@ def test_a_chunk_grows_to_the_rows_of_a_second_where_a_pass_has_a_fixed_time() -
 
 def test_a_chunk_grows_again_when_passes_are_fast_again() -> None:
     chunk = Chunk()
-    for seconds, limit in ((80.0, LEAST_ROWS), (0.2, 80), (0.1, ROWS_PER_PASS)):
+    for seconds, limit in ((80.0, MIN_ROWS), (0.2, 80), (0.1, ROWS_PER_PASS)):
         chunk.observe(chunk.rows, seconds)
         assert chunk.rows == limit
 
@@ -100,7 +100,7 @@ def test_equal_prompts_are_computed_once_and_in_as_few_passes_as_one() -> None:
 
 @given(st.lists(st.integers(2, 3000), min_size=1, max_size=9), st.integers(9, 1000))
 def test_a_fair_share_uses_the_pass_up_and_grants_every_small_wish(wanted: list[int], total: int) -> None:
-    most = fair_share(wanted, total)
-    taken = [min(each, most) for each in wanted]
+    per_item = fair_share(wanted, total)
+    taken = [min(wanted_rows, per_item) for wanted_rows in wanted]
     assert sum(taken) <= total
     assert sum(taken) > total - len(wanted) or taken == wanted

@@ -24,33 +24,33 @@ def segment_of(rng: random.Random, num_context: int) -> Segment:
 
 
 def mistakes(rule: Callable[..., Iterator[Member]]) -> set[str]:
-    rng, found = random.Random(0), set()
+    rng, mistaken = random.Random(0), set()
     num_split = 0
     for _ in range(8):
         for num_context in LENGTHS:
             segment = segment_of(rng, num_context)
             members = list(rule(segment, 0, segment.positions, COUNTS))
             if sorted(row for member in members for row in member.rows) != list(range(len(segment.parents))):
-                found.add("each row once")
+                mistaken.add("each row once")
             for member in members:
-                num_split += not member.is_stored_so
+                num_split += not member.is_contiguous
                 num_keys = COUNTS.at_least(member.level, member.num_keys)
                 if num_keys < member.num_keys:
-                    found.add("room for the keys")
+                    mistaken.add("room for the keys")
                 for row in member.rows:
                     position = segment.positions[row]
                     expected = next((count for count in COUNTS.short if position < count), None)
                     if num_keys != expected and (expected or num_keys % 512):
-                        found.add("keys by position")
+                        mistaken.add("keys by position")
                     path = [row]
                     while segment.parents[path[0]] >= 0:
                         path.insert(0, segment.parents[path[0]])
                     if not set(path) <= set(member.keys):
-                        found.add("a row sees its ancestors")
+                        mistaken.add("a row sees its ancestors")
                     if member.is_chain and list(member.keys[: len(path)]) != path:
-                        found.add("a chain's key is at its position")
+                        mistaken.add("a chain's key is at its position")
     assert rule is not members_of or num_split > 20
-    return found
+    return mistaken
 
 
 def test_every_row_has_the_keys_of_its_position() -> None:
@@ -90,7 +90,7 @@ def test_a_tree_that_need_not_be_exact_stays_as_it_is_stored_and_without_short_c
             assert multiple.at_least(member.level, member.num_keys) % 16 == 0
             assert member.is_chain
         members = list(members_of(segment, 0, segment.positions, COUNTS))
-        assert all(member.is_stored_so for member in members)
+        assert all(member.is_contiguous for member in members)
         assert sorted(row for member in members for row in member.rows) == list(range(len(segment.parents)))
         for member in members:
             assert COUNTS.at_least(member.level, member.num_keys) >= member.num_keys

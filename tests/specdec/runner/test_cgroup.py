@@ -17,20 +17,22 @@ def write(root: Path, files: dict[str, object]) -> None:
 
 
 def test_version_2_in_a_container(tmp_path):
-    own = "sys/fs/cgroup"
-    write(tmp_path, {"proc/self/cgroup": "0::/", f"{own}/memory.max": 4 * GIB, f"{own}/memory.current": 3 * GIB})
+    group = "sys/fs/cgroup"
+    write(tmp_path, {"proc/self/cgroup": "0::/", f"{group}/memory.max": 4 * GIB, f"{group}/memory.current": 3 * GIB})
     assert memory_left(tmp_path) == GIB
-    write(tmp_path, {f"{own}/memory.stat": f"anon 5\ninactive_file {GIB // 2}"})
+    write(tmp_path, {f"{group}/memory.stat": f"anon 5\ninactive_file {GIB // 2}"})
     assert memory_left(tmp_path) == 1.5 * GIB
-    write(tmp_path, {f"{own}/cpu.max": "150000 100000"})
+    write(tmp_path, {f"{group}/cpu.max": "150000 100000"})
     assert cpu_quota(tmp_path) == 1.5
 
 
 def test_without_control_groups_or_limits_nothing_is_limited(tmp_path):
     assert memory_left(tmp_path) == cpu_quota(tmp_path) == math.inf
-    own = "sys/fs/cgroup/user.slice"
-    write(tmp_path, {"proc/self/cgroup": "0::/user.slice", f"{own}/memory.max": "max", f"{own}/memory.current": GIB})
-    write(tmp_path, {f"{own}/cpu.max": "max 100000"})
+    group = "sys/fs/cgroup/user.slice"
+    write(
+        tmp_path, {"proc/self/cgroup": "0::/user.slice", f"{group}/memory.max": "max", f"{group}/memory.current": GIB}
+    )
+    write(tmp_path, {f"{group}/cpu.max": "max 100000"})
     assert memory_left(tmp_path) == cpu_quota(tmp_path) == math.inf
 
 

@@ -20,9 +20,9 @@ from tests import checkout
 
 
 def tokenizer(size: int, prefix: str = "t") -> Tokenizer:
-    made = Tokenizer(models.WordLevel({f"{prefix}{i}": i for i in range(size)}, unk_token=f"{prefix}0"))
-    made.decoder = decoders.Fuse()
-    return made
+    word_level = Tokenizer(models.WordLevel({f"{prefix}{i}": i for i in range(size)}, unk_token=f"{prefix}0"))
+    word_level.decoder = decoders.Fuse()
+    return word_level
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def shard(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     shards = {f"model-{number}-of-2.safetensors": sorted(weights)[number::2] for number in range(2)}
     for name, names in shards.items():
-        save_file({each: weights[each] for each in names}, directory / name, {"format": "pt"})
-    weight_map = {each: name for name, names in shards.items() for each in names}
+        save_file({name: weights[name] for name in names}, directory / name, {"format": "pt"})
+    weight_map = {item: name for name, names in shards.items() for item in names}
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -160,7 +160,7 @@ def test_end_tokens_that_cannot_be_drawn_are_left_out_with_a_warning(directory, 
     assert find(directory).eos_token_ids == kept
     record = caplog.records[0]
     assert "outside the vocabulary" in record.message
-    assert record.left_out == [each for each in (named if isinstance(named, list) else [named]) if each not in kept]
+    assert record.left_out == [item for item in (named if isinstance(named, list) else [named]) if item not in kept]
     assert len(caplog.records) == (1 if kept else 2)
 
 
@@ -301,7 +301,7 @@ def test_other_encodings_keep_the_whole_context(directory, name):
 def test_a_vocabulary_is_the_pairs_of_id_and_token_up_to_the_largest_id(tmp_path):
     swapped = Tokenizer(models.WordLevel({"t0": 0, "t2": 1, "t1": 2}, unk_token="t0"))
     different = [tokenizer(5), tokenizer(6), tokenizer(5, "u"), tokenizer(3), swapped]
-    assert len({Vocabulary.of(each).fingerprint for each in different}) == 5
+    assert len({Vocabulary.of(item).fingerprint for item in different}) == 5
     tokenizer(5).save(str(tmp_path / "tokenizer.json"))
     assert read_vocabulary(tmp_path / "tokenizer.json") == Vocabulary.of(tokenizer(5))
     added = tokenizer(5)

@@ -39,7 +39,7 @@ def load(directory: Path, **settings):
     return load_runner(ModelServiceSettings(model=str(directory), **settings))
 
 
-def found(directory, dtype):
+def find_checkpoint(directory, dtype):
     here = backend()
     return Checkpoint.find(str(directory), dtype, here.name, here.fingerprint).info
 
@@ -48,7 +48,7 @@ def found(directory, dtype):
 def test_a_runner_has_the_dtype_and_the_pool_asked_for(directory, dtype):
     runner = load(directory, dtype=dtype, kv_slots=64)
     assert runner.model.dtype == getattr(torch, dtype)
-    assert runner.info == found(directory, dtype)
+    assert runner.info == find_checkpoint(directory, dtype)
     assert dtype != "float32" or isinstance(runner.model.lm_head, PackedLinear)
     assert (runner.pool.num_slots, runner.pool.num_used) == (64, 0)
     # Keys and values of two heads of 8 in two layers.
@@ -61,7 +61,7 @@ def test_dtype_auto_is_bfloat16_where_the_cpu_computes_in_it(directory, monkeypa
     runner = load(directory, kv_slots=64)
     assert runner.model.dtype == getattr(torch, dtype)
     assert runner.info.dtype == dtype
-    assert runner.info.model_digest == found(directory, dtype).model_digest
+    assert runner.info.model_digest == find_checkpoint(directory, dtype).model_digest
 
 
 def test_without_a_size_the_pool_takes_what_memory_allows_but_no_more_than_can_be_used(directory, monkeypatch):
@@ -275,9 +275,9 @@ def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(d
     threads = []
     find = Checkpoint.find
 
-    def recorded(*arguments: str) -> Checkpoint:
+    def recorded(*arguments: str, **options: str) -> Checkpoint:
         threads.append(threading.current_thread())
-        return find(*arguments)
+        return find(*arguments, **options)
 
     monkeypatch.setattr(Checkpoint, "find", recorded)
     load(directory)

@@ -27,12 +27,12 @@ def planned(free: int = 8 * GIB, kv_slots: int = 0, fraction: float = 0.4, max_s
 
 
 def test_the_pool_takes_its_fraction_with_the_activations_and_copies_counted():
-    made = planned()
-    assert made.activations == largest_pass(SHAPE)
-    used = made.num_slots * made.bytes_per_slot + made.activations
+    result = planned()
+    assert result.activations == largest_pass(SHAPE)
+    used = result.num_slots * result.bytes_per_slot + result.activations
     assert 0.9 * 0.4 * 8 * GIB < used < 0.4 * 8 * GIB
-    assert planned(fraction=0.8).num_slots > 2 * made.num_slots
-    assert planned(free=16 * GIB).num_slots > 2 * made.num_slots
+    assert planned(fraction=0.8).num_slots > 2 * result.num_slots
+    assert planned(free=16 * GIB).num_slots > 2 * result.num_slots
 
 
 def test_two_services_that_start_one_after_the_other_leave_something():
@@ -52,10 +52,10 @@ def test_a_number_that_is_set_is_kept_if_it_fits():
         ValueError, match=r"--kv-slots 1000000 needs .* GiB, .* 8 GiB are free; \d+ would fit"
     ) as caught:
         planned(kv_slots=1_000_000)
-    most = int(str(caught.value).split("; ")[1].split()[0])
-    assert planned(kv_slots=most).num_slots == most
+    num_fit = int(str(caught.value).split("; ")[1].split()[0])
+    assert planned(kv_slots=num_fit).num_slots == num_fit
     with pytest.raises(ValueError, match="would fit"):
-        planned(kv_slots=most + 1)
+        planned(kv_slots=num_fit + 1)
 
 
 def test_no_room_is_a_sentence_for_the_operator():

@@ -209,7 +209,7 @@ def test_the_pool_bounds_what_is_gathered_at_a_time_however_many_share_a_text(ll
     monkeypatch.setattr(TorchBackend, "attention", lambda *arguments: passes.append(make(*arguments)) or passes[-1])
     text = list(range(40))
 
-    def told(count: int) -> list[torch.Tensor]:
+    def logits_of(count: int) -> list[torch.Tensor]:
         runner = runner_of(llama, num_slots=32 + 16 * 16)
         caches = [runner.new_cache() for _ in range(count)]
         for cache in caches:
@@ -223,8 +223,8 @@ def test_the_pool_bounds_what_is_gathered_at_a_time_however_many_share_a_text(ll
         assert 2 * kept <= COPIES * runner.pool.num_slots * runner.bytes_per_slot // llama.config.num_hidden_layers
         return [output.logits for output in outputs]
 
-    for number, logits in enumerate(told(16)):
-        assert torch.equal(logits, told(number + 1)[number])
+    for number, logits in enumerate(logits_of(16)):
+        assert torch.equal(logits, logits_of(number + 1)[number])
 
 
 class Clock:

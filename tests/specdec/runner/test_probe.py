@@ -59,7 +59,7 @@ UNKNOWN = [dict(s_aux=torch.zeros(4)), dict(dropout=0.1), dict(is_causal=False),
 
 @pytest.mark.parametrize("unknown", UNKNOWN, ids=lambda unknown: next(iter(unknown)))
 def test_attention_refuses_what_would_change_its_result_and_nothing_else(unknown):
-    packed = SimpleNamespace(attend=lambda layer, query, *_: query)
+    packed = SimpleNamespace(attend=lambda layer, query, *_, **options: query)
     tensors = [torch.ones(1, 2, 3, 4)] * 3
     rest = NOTHING | {"attention_mask": None, "packed_pass": packed}
     assert packed_pass.packed_attention(SimpleNamespace(layer_idx=0), *tensors, **rest)[0].shape == (1, 3, 2, 4)
@@ -93,13 +93,13 @@ def test_wrong_trees_and_positions_are_found(monkeypatch, mistake):
         def __init__(self, segments, block_size):
             wrong = [
                 Segment(
-                    each.token_ids,
-                    range(-1, len(each.token_ids) - 1) if mistake == "parents" else each.parents,
-                    max(0, each.num_context - (mistake == "num_context")),
-                    each.block_table,
-                    each.logit_rows,
+                    segment.token_ids,
+                    range(-1, len(segment.token_ids) - 1) if mistake == "parents" else segment.parents,
+                    max(0, segment.num_context - (mistake == "num_context")),
+                    segment.block_table,
+                    segment.logit_rows,
                 )
-                for each in segments
+                for segment in segments
             ]
             super().__init__(wrong, block_size)
 
@@ -124,7 +124,7 @@ def longrope(layer_type: str | None) -> hf.PreTrainedConfig:
     long |= dict(short_factor=[1.0] * 8, long_factor=[1.5 + i for i in range(8)])
     if layer_type is None:
         return hf.Phi3Config(**GQA, rope_parameters=long, original_max_position_embeddings=CONTEXT // 2)
-    ropes = {each: dict(rope_type="default", rope_theta=1e4) for each in LAYERS} | {layer_type: long}
+    ropes = {layer: dict(rope_type="default", rope_theta=1e4) for layer in LAYERS} | {layer_type: long}
     return hf.Gemma3TextConfig(**GQA, head_dim=16, layer_types=LAYERS, rope_parameters=ropes)
 
 

@@ -14,9 +14,9 @@ BASE = [b"a", b"b", b"", "é".encode()]
 PAD = b"<pad>"
 
 
-def model(tokens: Sequence[bytes], told: bool = True) -> ModelInfo:
+def model(tokens: Sequence[bytes], with_tokens: bool = True) -> ModelInfo:
     info = ModelInfo("model", "digest", len(tokens), Vocabulary(tuple(tokens)).fingerprint, 100)
-    return dataclasses.replace(info, tokens=tuple(tokens)) if told else info
+    return dataclasses.replace(info, tokens=tuple(tokens)) if with_tokens else info
 
 
 def problem(draft: Sequence[bytes], target: Sequence[bytes], tokenizer: Sequence[bytes]) -> str:
@@ -42,7 +42,7 @@ def test_the_first_id_that_differs_is_named_with_both_tokens():
 
 
 def test_a_service_that_does_not_tell_its_tokens_is_named_by_its_fingerprint():
-    draft = model([b"x", *BASE[1:]], told=False)
+    draft = model([b"x", *BASE[1:]], with_tokens=False)
     assert mismatch(draft, model(BASE), Vocabulary(tuple(BASE))) == (
         f"has the vocabulary {draft.tokenizer_fingerprint[:12]} of 4 tokens,"
         f" the target {model(BASE).tokenizer_fingerprint[:12]} of 4"

@@ -36,15 +36,15 @@ def drafted(seed: int, num_sequences: int, num_nodes: int) -> list[DraftSequence
         ids = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 2000)))
         sampling = SamplingParams(rng.choice([0.3, 1.0, 2.0]), top_k=rng.choice([0, 2, 50]), top_p=rng.choice([1, 0.9]))
         spec = SequenceSpec(ids, 1, sampling, rng.getrandbits(64), rng.choice([Method.TOKEN, Method.BLOCK]))
-        sequences.append(DraftSequence(spec, list(ids), memory=Memory(spec)))
+        sequences.append(DraftSequence(spec, list(ids), state=Memory(spec)))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_nodes):
         dtype = rng.choice([torch.float32, torch.bfloat16])
         logits = [
             (rng.choice([0.0, 1.0, 5.0]) * torch.randn(1, VOCAB, generator=generator)).to(dtype) for _ in sequences
         ]
-        for sequence, [node] in zip(sequences, draw(sequences, logits, rng.choice([VOCAB, 1 << 20])), strict=True):
-            sequence.tree = sequence.tree.extended([(node.token_id, node.parent, node.draft_probs, 0)])
+        for sequence, drawn in zip(sequences, draw(sequences, logits, rng.choice([VOCAB, 1 << 20])), strict=True):
+            sequence.tree = sequence.tree.extended(drawn.below(len(sequence.tree) - 1, 1))
     return sequences
 
 
@@ -60,7 +60,7 @@ def sent(tree: TokenTree) -> TokenTree:
 @pytest.mark.parametrize("seed", range(8))
 def test_what_a_draft_draws_is_believed(seed: int) -> None:
     sequences = drafted(seed, num_sequences=24, num_nodes=6)
-    trees, keys = [sent(each.tree) for each in sequences], [root(each) for each in sequences]
+    trees, keys = [sent(sequence.tree) for sequence in sequences], [root(sequence) for sequence in sequences]
     assert drawn_as_said(trees, keys) == [True] * 24
     for tree, key in zip(trees, keys, strict=True):
         assert drawn_as_said([tree], [key]) == [True]
@@ -81,7 +81,7 @@ def test_no_other_token_is_believed() -> None:
 
 def test_a_lie_is_found_in_the_chain_that_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = drafted(10, num_sequences=16, num_nodes=5)
-    trees, keys = [each.tree for each in sequences], [root(each) for each in sequences]
+    trees, keys = [sequence.tree for sequence in sequences], [root(sequence) for sequence in sequences]
     lie = SparseDistribution((7, 8), (2.0**-24, 1.0))
     trees[3] = TokenTree.chain([*trees[3].token_ids[:4], 7], [*trees[3].draft_probs[:4], lie])
     trees[5] = TokenTree.chain([1, 2, 3])  # certain: nothing was drawn

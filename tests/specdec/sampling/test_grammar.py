@@ -51,7 +51,7 @@ def test_each_branch_is_masked_as_by_a_matcher_of_its_text_alone(grammars: Gramm
             num_trees += 1
             fresh = []
             for node in range(-1, len(tree)):
-                path = [tree.token_ids[above] for above in tree.path(node)] if node >= 0 else []
+                path = list(tree.path_ids(node)) if node >= 0 else []
                 of_text = SamplingState(spec, compiled.mask())
                 assert of_text.take_in([5, *output, *path]) is None
                 fresh.append(allowed(of_text, EMPTY_TREE)[0])

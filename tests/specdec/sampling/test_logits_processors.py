@@ -53,7 +53,7 @@ def trees(draw, vocab_size=VOCAB, max_nodes=8):
 
 
 def path(tree: TokenTree, node: int) -> list[int]:
-    return [tree.token_ids[above] for above in tree.path(node)]
+    return list(tree.path_ids(node))
 
 
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -134,7 +134,7 @@ def test_what_is_sent_to_the_device_does_not_grow_with_rows_times_tokens(monkeyp
     def recorded(*arguments):
         nonlocal num_numbers
         tensors = joined(*arguments)
-        num_numbers += sum(each.numel() for each in tensors)
+        num_numbers += sum(tensor.numel() for tensor in tensors)
         return tensors
 
     monkeypatch.setattr(transforms, "_joined", recorded)

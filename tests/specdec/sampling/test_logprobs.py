@@ -12,13 +12,13 @@ from specdec.sampling.logprobs import logprobs_of
 @given(st.lists(st.sampled_from([-2.5, -1.0, -0.0, 0.0, 0.5, 3.0]), min_size=3, max_size=9), st.integers(0, 12))
 def test_the_likeliest_come_first_and_of_equal_ones_the_lowest_id(values, top):
     row = torch.tensor([values])
-    [found] = logprobs_of([row], [[1]], [top], 1 << 20)
+    [result] = logprobs_of([row], [[1]], [top], 1 << 20)
     expected = row.log_softmax(-1)[0]
     order = sorted(range(len(values)), key=lambda token: (-float(expected[token]), token))[:top]
     if -0.0 not in values:  # which is less than 0.0 here and equal elsewhere
-        assert found.top_ids == order
-    assert found.top_logprobs == [float(expected[token]) for token in found.top_ids]
-    assert found.logprobs == [float(expected[1])]
+        assert result.top_ids == order
+    assert result.top_logprobs == [float(expected[token]) for token in result.top_ids]
+    assert result.logprobs == [float(expected[1])]
 
 
 def test_a_row_gets_the_same_numbers_in_any_company():
@@ -31,6 +31,6 @@ def test_a_row_gets_the_same_numbers_in_any_company():
     assert parts[1].num_top == 3
     for place, part in enumerate((parts[0], parts[2])):
         start = (0, 9)[place]
-        own = every.part(start, start + len(part))
-        assert (part.top_ids, part.top_logprobs) == (own.top_ids, own.top_logprobs)
+        same = every.part(start, start + len(part))
+        assert (part.top_ids, part.top_logprobs) == (same.top_ids, same.top_logprobs)
     assert parts[1].top_ids[:3] == every.part(1, 2).top_ids[:3]

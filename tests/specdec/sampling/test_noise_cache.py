@@ -18,10 +18,10 @@ def test_a_kept_row_holds_the_memory_of_no_other() -> None:
     kept = KeptRows()
     drawn = PassNoise(keys, VOCAB, CPU, kept).rows(range(9))
     for row, key in zip(drawn, keys, strict=True):
-        found = kept.get(key)
-        assert found is not None
-        assert torch.equal(found, row)
-        assert found.untyped_storage().nbytes() == VOCAB * 8
+        kept_row = kept.get(key)
+        assert kept_row is not None
+        assert torch.equal(kept_row, row)
+        assert kept_row.untyped_storage().nbytes() == VOCAB * 8
 
 
 def test_kept_rows_are_those_that_were_drawn() -> None:
@@ -53,7 +53,7 @@ def test_a_model_keeps_no_more_rows_than_its_memory_plan_counts() -> None:
         fresh = TorchDraw(1 << 18)
         for position in range(MAX_KEPT_ROWS):
             draws = [Draw(SamplingParams(), seed, position)]
-            for by, found in ((model, beside), (fresh, alone)):
-                found += [*by.draw(logits, draws), *by.leaders(logits, draws, 3)[0]]
+            for by, drawn in ((model, beside), (fresh, alone)):
+                drawn += [*by.draw(logits, draws), *by.leaders(logits, draws, 3)[0]]
     assert len(model._kept) == MAX_KEPT_ROWS
     assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))

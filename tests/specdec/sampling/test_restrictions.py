@@ -50,7 +50,7 @@ def test_every_node_gets_what_its_text_alone_gets(prompt, output, tree, allowed,
     transforms.take_in([*prompt, *output])
     logits = torch.randn(1 + len(tree), VOCAB)
     rows = transformed([logits], [(transforms, tree)])
-    paths = [[], *([tree.token_ids[node] for node in tree.path(node_)] for node_ in range(len(tree)))]
+    paths = [[], *(list(tree.path_ids(node_)) for node_ in range(len(tree)))]
     for row, before, path in zip(rows, logits, paths, strict=True):
         out = forbidden(prompt, [*output, *path], allowed, words)
         assert {token for token in range(VOCAB) if row[token] == -torch.inf} == out

@@ -20,7 +20,7 @@ def byte_level():
 def metaspace():
     """A vocabulary as of Llama 2: words begin with a metaspace, and what is not in it falls back to bytes."""
     byte_tokens = {f"<0x{byte:02X}>": 1 + byte for byte in range(256)}
-    letters = {each: 257 + place for place, each in enumerate("▁abcdefghijklmnopqrstuvwxyz")}
+    letters = {letter: 257 + place for place, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz")}
     tokenizer = Tokenizer(models.BPE({"<unk>": 0, **byte_tokens, **letters}, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.speculation.cost import tree_chances
 from specdec.speculation.tree_growth import Frontier, Open
 from tests.specdec.core.trees import OF_RANKS, chances_by_hand, trees
@@ -47,7 +47,7 @@ def always(of_ranks: Sequence[float]) -> Callable[[int], Sequence[float]]:
 def below(tree: TokenTree, *parents: int) -> TokenTree:
     """With one more node below each of ``parents``; its confidence depends on its parent."""
     new = enumerate(parents, 1000 + len(tree))
-    return tree.extended([(token, parent, None, (parent + 1) % len(OF_CONFIDENCE)) for token, parent in new])
+    return tree.extended([Candidate(parent, token, None, (parent + 1) % len(OF_CONFIDENCE)) for token, parent in new])
 
 
 @given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
@@ -64,7 +64,7 @@ def test_a_frontier_that_has_grown_equals_a_new_one(tree, max_depth, passes):
 
 def test_a_tree_grows_deeper_where_confidence_is_high_and_wider_elsewhere():
     of_ranks = {0: (0.7, 0.2), 1: (0.4, 0.3), 9: (0.95, 0.02)}
-    tree = TokenTree((1, 2), (ROOT, ROOT), confidence=(0, 9)).extended([(3, 0, None, 1)])
+    tree = TokenTree((1, 2), (ROOT, ROOT), confidence=(0, 9)).extended([Candidate(0, 3, None, 1)])
     found = Frontier(of_ranks.__getitem__, tree, 9).take(4, EVERYTHING)
     assert [(each.parent, each.rank) for each in found] == [(0, 1), (2, 0), (2, 1), (1, 0)]
     expected = [0.95 * 0.3, 0.95 * 0.4 * 0.7, 0.95 * 0.4 * 0.2, 0.02 * 0.7]

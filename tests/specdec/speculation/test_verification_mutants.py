@@ -66,7 +66,7 @@ def inverted_ratio(original):
 
 
 def scored_by_the_row_after(original):
-    return lambda target, *rest: original(target.roll(-1, 0), *rest)
+    return lambda chains: original(chains._replace(target_probs=chains.target_probs.roll(-1, 0)))
 
 
 def ratio_of_logs(original):

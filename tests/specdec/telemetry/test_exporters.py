@@ -44,7 +44,9 @@ class Collector(trace_grpc.TraceServiceServicer, metrics_grpc.MetricsServiceServ
 
 
 def attributes(holder: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes}
+    return {
+        attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value")) for attribute in holder.attributes
+    }
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told() -> Told:
+def receiver() -> Told:
     with pytest.MonkeyPatch.context() as environment:
         return asyncio.run(some_requests(environment))
 
@@ -100,11 +102,11 @@ async def some_requests(environment: pytest.MonkeyPatch) -> Told:
         await server.stop(0)
 
 
-def test_one_request_is_one_trace_over_three_services_with_every_round_and_its_split(told: Told) -> None:
-    speculation = told.stats[0]
+def test_one_request_is_one_trace_over_three_services_with_every_round_and_its_split(receiver: Told) -> None:
+    speculation = receiver.stats[0]
     assert speculation.num_rounds > 128, "more than the events that a span has by default"
-    longest = max((span for _, span in told.spans), key=lambda span: len(span.events))
-    of_one = sorted((pair for pair in told.spans if pair[1].trace_id == longest.trace_id), key=lambda pair: pair[0])
+    longest = max((span for _, span in receiver.spans), key=lambda span: len(span.events))
+    of_one = sorted((pair for pair in receiver.spans if pair[1].trace_id == longest.trace_id), key=lambda pair: pair[0])
     assert [service for service, _ in of_one] == ["specdec-draft", "specdec-orchestrator", "specdec-target"]
     draft, request, target = (span for _, span in of_one)
     assert {target.parent_span_id, draft.parent_span_id} == {request.span_id}
@@ -113,123 +115,125 @@ def test_one_request_is_one_trace_over_three_services_with_every_round_and_its_s
 
     rounds = [attributes(event) for event in request.events if event.name == "round"]
     assert len(rounds) == speculation.num_rounds
-    assert [each["base"] for each in rounds] == sorted({each["base"] for each in rounds}), "each once, in order"
+    assert [round["base"] for round in rounds] == sorted({round["base"] for round in rounds}), "each once, in order"
     assert rounds[0]["open_us"] >= 1000
-    drafted = [each for each in rounds if "num_draft_tokens" in each]
+    drafted = [round for round in rounds if "num_draft_tokens" in round]
     assert len(drafted) == speculation.num_drafts > 0
-    assert all(each.keys() >= {"draft_us", "network_us", "pass_us", "orchestrator_us"} for each in drafted)
-    assert all(each["pass_us"] >= 1000 for each in drafted), "a pass sleeps for a millisecond"
-    assert sum(each.get("num_accepted_tokens", 0) for each in rounds) == speculation.num_accepted_tokens
+    assert all(entry.keys() >= {"draft_us", "network_us", "pass_us", "orchestrator_us"} for entry in drafted)
+    assert all(entry["pass_us"] >= 1000 for entry in drafted), "a pass sleeps for a millisecond"
+    assert sum(round.get("num_accepted_tokens", 0) for round in rounds) == speculation.num_accepted_tokens
     lasted_us = (request.end_time_unix_nano - request.start_time_unix_nano) / 1e3
-    assert sum(each.get(f"{part}_us", 0) for each in rounds for part in ROUND_PARTS) <= lasted_us
+    assert sum(round.get(f"{part}_us", 0) for round in rounds for part in ROUND_PARTS) <= lasted_us
 
     verdicts = [attributes(event) for event in target.events if event.name == "verdict"]
     for name in ("round", "base"):
-        assert [each[name] for each in verdicts] == [each[name] for each in rounds]
-    assert all({"queue_us", "pass_us", "sample_us", "rows"} <= each.keys() for each in verdicts)
+        assert [verdict[name] for verdict in verdicts] == [round[name] for round in rounds]
+    assert all({"queue_us", "pass_us", "sample_us", "rows"} <= verdict.keys() for verdict in verdicts)
     growths = [attributes(event) for event in draft.events if event.name == "growth"]
     assert len(growths) >= speculation.num_drafts
 
 
-def test_metrics_go_to_otlp_and_to_prometheus_alike(told: Told) -> None:
-    for service, text in told.scraped.items():
-        exported = told.exported[f"specdec-{service}"]
+def test_metrics_go_to_otlp_and_to_prometheus_alike(receiver: Told) -> None:
+    for service, text in receiver.scraped.items():
+        exported = receiver.exported[f"specdec-{service}"]
         assert len(exported) >= 5
         for name in exported:
             scraped = f"vllm:{name}" if name.startswith("spec_decode") else name.replace(".", "_")
             assert scraped in text, f"{service} exports {name}, which is not scraped"
 
 
-def test_speculation_is_counted_in_the_shape_of_vllm_as_clients_are_told(told: Told) -> None:
-    found = told.metrics("orchestrator")
+def test_speculation_is_counted_in_the_shape_of_vllm_as_clients_are_told(receiver: Told) -> None:
+    series = receiver.metrics("orchestrator")
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-        assert found[f"vllm:spec_decode_{name}_total"] == {(): sum(getattr(each, name) for each in told.stats)}, name
+        assert series[f"vllm:spec_decode_{name}_total"] == {(): sum(getattr(stat, name) for stat in receiver.stats)}, (
+            name
+        )
     for depth in range(3):
-        accepted = sum(sum(each.num_accepted_tokens_per_pos[depth : depth + 1]) for each in told.stats)
-        assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"][(("position", str(depth)),)] == accepted
-    assert not [name for name in found if name.startswith("spec_decode")]
+        accepted = sum(sum(stat.num_accepted_tokens_per_pos[depth : depth + 1]) for stat in receiver.stats)
+        assert series["vllm:spec_decode_num_accepted_tokens_per_pos_total"][(("position", str(depth)),)] == accepted
+    assert not [name for name in series if name.startswith("spec_decode")]
 
 
-def test_every_round_is_counted_once_with_its_kind_its_tokens_and_its_time(told: Told) -> None:
-    found = told.metrics("orchestrator")
-    rounds = found["specdec_rounds_total"]
-    assert sum(rounds.values()) == sum(each.num_rounds for each in told.stats)
+def test_every_round_is_counted_once_with_its_kind_its_tokens_and_its_time(receiver: Told) -> None:
+    series = receiver.metrics("orchestrator")
+    rounds = series["specdec_rounds_total"]
+    assert sum(rounds.values()) == sum(stat.num_rounds for stat in receiver.stats)
     assert rounds[(("kind", "open"),)] == 4
-    assert rounds[(("kind", "speculative"),)] == sum(each.num_drafts for each in told.stats)
+    assert rounds[(("kind", "speculative"),)] == sum(stat.num_drafts for stat in receiver.stats)
     assert rounds[(("kind", "plain"),)] >= 19, "one of the requests had no draft tokens"
-    assert 440 <= sum(found["specdec_round_tokens_total"].values()) <= 440 + 4 * 3, "a last round may bring too much"
-    parts = found["specdec_round_time_seconds_total"]
-    durations = found["specdec_round_duration_seconds_total"]
+    assert 440 <= sum(series["specdec_round_tokens_total"].values()) <= 440 + 4 * 3, "a last round may bring too much"
+    parts = series["specdec_round_time_seconds_total"]
+    durations = series["specdec_round_duration_seconds_total"]
     assert sum(parts.values()) - parts[(("part", "client"),)] == pytest.approx(sum(durations.values()))
-    waited = found["specdec_round_draft_wait_seconds_total"]
+    waited = series["specdec_round_draft_wait_seconds_total"]
     assert sum(waited.values()) == pytest.approx(parts[(("part", "draft"),)])
     assert {dict(labels)["part"] for labels in parts} == ROUND_PARTS
     assert parts[(("part", "pass"),)] >= 0.001 * rounds[(("kind", "speculative"),)], "a pass sleeps for a millisecond"
 
 
-def test_requests_have_histograms_with_buckets_below_ten_milliseconds(told: Told) -> None:
-    found = told.metrics("orchestrator")
+def test_requests_have_histograms_with_buckets_below_ten_milliseconds(receiver: Told) -> None:
+    series = receiver.metrics("orchestrator")
     for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
         metric = f"gen_ai_server_{name}_seconds"
-        assert found[f"{metric}_count"] == {(("outcome", "ok"),): 4}, name
-        buckets = {float(dict(labels)["le"]) for labels in found[f"{metric}_bucket"]}
+        assert series[f"{metric}_count"] == {(("outcome", "ok"),): 4}, name
+        buckets = {float(dict(labels)["le"]) for labels in series[f"{metric}_bucket"]}
         assert len([bound for bound in buckets if bound < 0.01]) >= (1 if name == "request_duration" else 4), name
 
 
-def test_a_draft_is_known_by_what_became_of_its_tokens(told: Told) -> None:
-    found = told.metrics("orchestrator")
-    [(labels, verified)] = found["specdec_draft_tokens_total"].items()
-    assert verified == sum(each.num_draft_tokens for each in told.stats)
+def test_a_draft_is_known_by_what_became_of_its_tokens(receiver: Told) -> None:
+    series = receiver.metrics("orchestrator")
+    [(labels, verified)] = series["specdec_draft_tokens_total"].items()
+    assert verified == sum(stat.num_draft_tokens for stat in receiver.stats)
     accepted, drafts = (
-        sum(getattr(each, name) for each in told.stats) for name in ("num_accepted_tokens", "num_drafts")
+        sum(getattr(stat, name) for stat in receiver.stats) for name in ("num_accepted_tokens", "num_drafts")
     )
-    assert found["specdec_draft_accepted_tokens_total"] == {labels: accepted}
-    assert found["specdec_draft_rounds_total"] == {labels: drafts}
-    assert found["specdec_draft_wait_seconds_total"][labels] > 0
-    assert found["specdec_draft_late_total"].keys() == {labels}, "how many is a matter of the machine"
-    unused = found["specdec_draft_nodes_received_total"][()] - verified
-    assert found["specdec_draft_nodes_unused_total"] == {(): unused}
+    assert series["specdec_draft_accepted_tokens_total"] == {labels: accepted}
+    assert series["specdec_draft_rounds_total"] == {labels: drafts}
+    assert series["specdec_draft_wait_seconds_total"][labels] > 0
+    assert series["specdec_draft_late_total"].keys() == {labels}, "how many is a matter of the machine"
+    unused = series["specdec_draft_nodes_received_total"][()] - verified
+    assert series["specdec_draft_nodes_unused_total"] == {(): unused}
     assert unused >= 0
 
 
-def test_every_replica_tells_its_model_and_every_orchestrator_which_replicas_it_uses(told: Told) -> None:
-    found = told.metrics("orchestrator")
-    seen = {(dict(labels)["role"], dict(labels)["digest"]) for labels in found["specdec_replica_info"]}
-    own = set()
+def test_every_replica_tells_its_model_and_every_orchestrator_which_replicas_it_uses(receiver: Told) -> None:
+    series = receiver.metrics("orchestrator")
+    seen = {(dict(labels)["role"], dict(labels)["digest"]) for labels in series["specdec_replica_info"]}
+    listed = set()
     for service in ("target", "draft"):
-        [labels] = told.metrics(service)["specdec_model_info"]
-        own.add((service, dict(labels)["digest"]))
+        [labels] = receiver.metrics(service)["specdec_model_info"]
+        listed.add((service, dict(labels)["digest"]))
         assert dict(labels)["service"] == service
-    assert seen == own
-    assert set(found["specdec_replica_ready"].values()) == {1.0}
+    assert seen == listed
+    assert set(series["specdec_replica_ready"].values()) == {1.0}
 
 
-def test_every_service_tells_its_load_its_cpu_time_and_its_event_loops_lag(told: Told) -> None:
-    for service in told.scraped:
-        found, labels = told.metrics(service), (("service", service),)
-        assert found["process_cpu_time_seconds_total"][labels] > 0
-        assert found["specdec_event_loop_lag_seconds_count"][labels] > 0
-        assert found["specdec_event_loop_tasks"][labels] > 0
-        assert found["specdec_live_sequences"].keys() == {labels}
+def test_every_service_tells_its_load_its_cpu_time_and_its_event_loops_lag(receiver: Told) -> None:
+    for service in receiver.scraped:
+        series, labels = receiver.metrics(service), (("service", service),)
+        assert series["process_cpu_time_seconds_total"][labels] > 0
+        assert series["specdec_event_loop_lag_seconds_count"][labels] > 0
+        assert series["specdec_event_loop_tasks"][labels] > 0
+        assert series["specdec_live_sequences"].keys() == {labels}
         if service == "orchestrator":
-            assert found["specdec_waiting_requests"] == {labels: 0}
+            assert series["specdec_waiting_requests"] == {labels: 0}
             continue
-        assert found["specdec_passes_total"][labels] > 0
-        assert found["specdec_busy_seconds_total"][labels] > 0
+        assert series["specdec_passes_total"][labels] > 0
+        assert series["specdec_busy_seconds_total"][labels] > 0
         for name in ("waiting_sequences", "kv_slots_used", "kv_slots_total", "open_streams"):
-            assert f"specdec_{name}" in found, name
+            assert f"specdec_{name}" in series, name
         if service == "target":
-            assert found["specdec_rows_total"][labels] > found["specdec_passes_total"][labels]
+            assert series["specdec_rows_total"][labels] > series["specdec_passes_total"][labels]
 
 
-def test_trouble_is_counted_from_zero_so_that_a_first_one_is_an_increase(told: Told) -> None:
-    found = told.metrics("orchestrator")
+def test_trouble_is_counted_from_zero_so_that_a_first_one_is_an_increase(receiver: Told) -> None:
+    series = receiver.metrics("orchestrator")
     for name in ("specdec_replays_total", "specdec_replayed_tokens_total"):
-        assert found[name][(("reason", "WATCHDOG_FIRED"),)] == 0
-    losses = found["specdec_replica_losses_total"]
+        assert series[name][(("reason", "WATCHDOG_FIRED"),)] == 0
+    losses = series["specdec_replica_losses_total"]
     assert {dict(labels)["reason"] for labels in losses} >= {"WATCHDOG_FIRED", "EJECTED", "REPLICA_LOST"}
     assert set(losses.values()) == {0}
-    assert found["specdec_parked_total"] == {(): 0}
+    assert series["specdec_parked_total"] == {(): 0}
 
 
 def test_a_metrics_port_in_use_is_reported_in_a_sentence():

@@ -68,8 +68,8 @@ async def test_a_request_continues_its_callers_trace_in_every_service(spans, mea
     async with cluster(*pair()) as deployment:
         responses = await generate(deployment.orchestrator.port, metadata=[("traceparent", PARENT)])
         await deployment.settled()
-    told = responses[-1].chunk.finish.speculation
-    assert told.num_accepted_tokens > 0
+    statistics = responses[-1].chunk.finish.speculation
+    assert statistics.num_accepted_tokens > 0
 
     finished = spans.get_finished_spans()
     assert sorted(span.name for span in finished) == ["generate", "sequence", "sequence"]
@@ -83,9 +83,9 @@ async def test_a_request_continues_its_callers_trace_in_every_service(spans, mea
     assert request.attributes["outcome"] == "ok"
     assert (request.kind, request.status.status_code) == (SpanKind.SERVER, StatusCode.UNSET)
     per_pos = total(measured)["spec_decode_num_accepted_tokens_per_pos"]
-    assert [per_pos.get((("position", depth),), 0) for depth in range(len(told.num_accepted_tokens_per_pos))] == list(
-        told.num_accepted_tokens_per_pos
-    )
+    assert [
+        per_pos.get((("position", depth),), 0) for depth in range(len(statistics.num_accepted_tokens_per_pos))
+    ] == list(statistics.num_accepted_tokens_per_pos)
 
 
 async def test_other_requests_are_traces_of_their_own_and_counted_by_their_outcome(spans, measured):
@@ -166,8 +166,8 @@ def test_a_log_line_is_one_json_object_whatever_it_says():
 def test_the_trace_context_survives_being_told_to_a_peer(spans):
     assert traceparent() == ""
     with trace.get_tracer("specdec").start_as_current_span("here") as span:
-        told = traceparent()
-    heard = trace.get_current_span(context_of(told)).get_span_context()
+        statistics = traceparent()
+    heard = trace.get_current_span(context_of(statistics)).get_span_context()
     assert heard.trace_id == span.get_span_context().trace_id
     assert heard.span_id == span.get_span_context().span_id
     for nothing in (None, "", "00-zz"):
@@ -195,8 +195,8 @@ async def test_concurrent_scrapes_come_one_after_the_other_because_they_would_ta
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
             return str(response.read().decode())
 
-    found = await asyncio.gather(*(asyncio.to_thread(text) for _ in range(4)))
-    assert [samples(each)["one"] for each in found] == [{(): 7}] * 4
+    pages = await asyncio.gather(*(asyncio.to_thread(text) for _ in range(4)))
+    assert [samples(item)["one"] for item in pages] == [{(): 7}] * 4
     provider.shutdown()
 
 
@@ -257,9 +257,9 @@ def chosen(monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         exporters = telemetry._exporters(signal)
-        for each in exporters:
-            each.shutdown()
-        return [type(each).__name__ for each in exporters]
+        for exporter in exporters:
+            exporter.shutdown()
+        return [type(exporter).__name__ for exporter in exporters]
 
     return choose
 

@@ -100,7 +100,7 @@ def segment_of(cache: SequenceCache, ids: Sequence[int], parents: Sequence[int] 
     return Segment(ids, parents, num_context, list(cache.block_table), range(len(ids)))
 
 
-def told(runner: ModelRunner) -> tuple[list[tuple[int, ...]], Tensor]:
+def outputs_of(runner: ModelRunner) -> tuple[list[tuple[int, ...]], Tensor]:
     """Two texts in chunks, then row by row, then trees. Returns all that was fed, and its logits."""
     rng = random.Random(3)
     texts: list[list[int]] = [[], []]

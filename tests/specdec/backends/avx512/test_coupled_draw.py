@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.backends.avx512 import coupled_draw
 from specdec.core.noise import Key
 from specdec.core.sequence import Draw, SamplingParams
-from specdec.sampling.distributions import runners_up, sample_coupled
+from specdec.sampling.distributions import most_likely_draws, sample_coupled
 from specdec.sampling.noise_cache import KeptRows, PassNoise
 from tests.models.backends import AVX512_ONLY
 from tests.specdec.backends.avx512.common_layers import threads_for_passes
@@ -81,13 +81,15 @@ def test_runners_up_are_those_of_torch(vocab_size: int) -> None:
     rng = random.Random(vocab_size)
     for _ in range(60):
         logits = some_logits(rng, rng.randint(1, 4), vocab_size, torch.float32)
-        draws = [Draw(SamplingParams(each.sampling.temperature), *each[1:]) for each in some_draws(rng, len(logits))]
+        draws = [Draw(SamplingParams(draw.sampling.temperature), *draw[1:]) for draw in some_draws(rng, len(logits))]
         count = min(vocab_size, rng.choice([1, 2, 8]))
         keys = [Key(draw.seed, draw.position) for draw in draws]
         noise = PassNoise(keys, vocab_size, logits.device, KeptRows())
-        every, of_every = runners_up(logits, [draw.sampling for draw in draws], noise, vocab_size)
+        every, of_every = most_likely_draws(logits, [draw.sampling for draw in draws], noise, count=vocab_size)
         by_token = torch.empty_like(of_every).scatter_(-1, every, of_every)
-        expected_scores, expected = (each[:, :count] for each in by_token.sort(dim=-1, descending=True, stable=True))
+        expected_scores, expected = (
+            column[:, :count] for column in by_token.sort(dim=-1, descending=True, stable=True)
+        )
         tokens, scores = coupled_draw.leaders(logits, draws, count)
         likely = expected_scores > expected_scores[:, :1] - 80  # the others have no chance
         assert bool(likely[:, 0].all())

@@ -53,14 +53,14 @@ def one_by_one(
     runner: ModelRunner, caches: list[SequenceCache], num: int, tokens: list[int], draws: Sequence[Draw]
 ) -> list[list[Any]]:
     """Of each text ``num`` rows more, each of the token that is drawn after the last: token and logits."""
-    found: list[list[Any]] = [[] for _ in caches]
+    outputs_of: list[list[Any]] = [[] for _ in caches]
     for number in range(1, num + 1):
         outputs = runner.forward([segment_of(cache, [token]) for cache, token in zip(caches, tokens, strict=True)])
-        for each, token, output, cache in zip(found, tokens, outputs, caches, strict=True):
-            each.append((token, output.logits[0]))
+        for item, token, output, cache in zip(outputs_of, tokens, outputs, caches, strict=True):
+            item.append((token, output.logits[0]))
             cache.keep([0])
         tokens = drawn(outputs, draws, number)
-    return found
+    return outputs_of
 
 
 LIKELIEST = Draw(SamplingParams(0.0), 0, 0)
@@ -85,7 +85,7 @@ def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, t
     at_once, stepwise = ([runner.new_cache(salt) for _ in texts] for salt in (b"a", b"b"))
     with threads_for_passes(threads):
         segments = [asked(c, ids, 6, only_last=i == 0) for i, (c, ids) in enumerate(zip(at_once, texts, strict=True))]
-        outputs = runner.forward([replace(each, draw=draw) for each, draw in zip(segments, draws, strict=True)])
+        outputs = runner.forward([replace(segment, draw=draw) for segment, draw in zip(segments, draws, strict=True)])
         if not outputs[0].further:
             pytest.skip("not on this CPU, or not built")
         first = runner.forward([segment_of(c, ids) for c, ids in zip(stepwise, texts, strict=True)])
@@ -95,7 +95,7 @@ def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, t
         for output, ids, cache, rows in zip(outputs, texts, at_once, expected, strict=True):
             assert list(output.further) == [token for token, _ in rows]
             assert torch.equal(output.logits[-6:], torch.stack([logits for _, logits in rows]))
-            assert output.likeliest == output.logits.float().argmax(-1).tolist()
+            assert output.most_likely == output.logits.float().argmax(-1).tolist()
             assert output.sound == [True] * (len(ids) + 6)
             cache.keep(range(len(ids) + 6))
         # And their keys and values are in the pool.
@@ -115,8 +115,8 @@ def test_a_token_beyond_the_vocabulary_is_never_the_likeliest() -> None:
     small = ModelRunner(model, less, 4096, backend())
     [output] = small.forward([asked(small.new_cache(), random_ids(random.Random(1), 9), 5)])
     assert output.logits.shape == (14, VOCAB - 40)
-    assert output.likeliest == output.logits.float().argmax(-1).tolist()
-    assert list(output.further) == output.likeliest[8:13]
+    assert output.most_likely == output.logits.float().argmax(-1).tolist()
+    assert list(output.further) == output.most_likely[8:13]
 
 
 @IN_C

@@ -34,11 +34,11 @@ from tests.specdec.backends.avx512.common_layers import (
     VOCAB,
     model_of,
     num_taken,
+    outputs_of,
     random_ids,
     runner_of,
     segment_of,
     threads_for_passes,
-    told,
 )
 
 
@@ -120,7 +120,7 @@ def worst_row(logits: Tensor, expected: Tensor) -> float:
 
 
 def off_the_plain_model(runner: ModelRunner, model: Any) -> float:
-    texts, logits = told(runner)
+    texts, logits = outputs_of(runner)
     return worst_row(logits, plain_logits(model, texts))
 
 
@@ -129,12 +129,12 @@ def test_a_layer_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatc
     model = model_of(TAKEN[name])
     runner = runner_of(model)
     assert num_taken(runner) == NUM_LAYERS
-    texts, logits = told(runner)
+    texts, logits = outputs_of(runner)
     with monkeypatch.context() as patched:
         patched.setattr(fused_layers, "compute_decoder_layers", lambda: None)
-        own = runner_of(model)
-    assert num_taken(own) == 0
-    _, expected = told(own)
+        plain_runner = runner_of(model)
+    assert num_taken(plain_runner) == 0
+    _, expected = outputs_of(plain_runner)
     assert (logits == expected).float().mean() > 0.95
     assert worst_row(logits, expected) < 0.03
     assert worst_row(logits, plain_logits(model, texts)) < 0.1
@@ -176,11 +176,11 @@ def test_a_rows_bits_do_not_depend_on_what_it_is_packed_with(name: str, threads:
             chunk = text[start:][: rng.choice([1, 2, 7, 20, 90])]
             branches = rng.choice([0, 3, 12])
             parents = [*range(-1, len(chunk) - 1), *(rng.randrange(-1, len(chunk) + row) for row in range(branches))]
-            own = segment_of(cache, [*chunk, *random_ids(rng, branches)], parents)
+            plain_runner = segment_of(cache, [*chunk, *random_ids(rng, branches)], parents)
             others = [segment_of(c, random_ids(rng, rng.choice([1, 4, 9, 60]))) for c in neighbours[rng.randrange(4) :]]
             place = rng.randint(0, len(others))
             with threads_for_passes(threads):
-                outputs = runner.forward([*others[:place], own, *others[place:]])[place]
+                outputs = runner.forward([*others[:place], plain_runner, *others[place:]])[place]
             for row, expected in enumerate(alone[start : start + len(chunk)]):
                 assert torch.equal(outputs.logits[row], expected.logits[0]), (start, parents)
             cache.keep(range(len(chunk)))
@@ -202,7 +202,7 @@ def test_nothing_of_an_unsound_row_reaches_another_text(name: str, threads: int)
 
     def fed(texts: list[list[int]], **changes: Any) -> list[RowOutputs]:
         caches = [runner.new_cache() for _ in texts]
-        segments = [replace(segment_of(*each), **changes) for each in zip(caches, texts, strict=True)]
+        segments = [replace(segment_of(*pair), **changes) for pair in zip(caches, texts, strict=True)]
         with threads_for_passes(threads):
             outputs = runner.forward(segments)
         for cache in caches:
@@ -211,11 +211,11 @@ def test_nothing_of_an_unsound_row_reaches_another_text(name: str, threads: int)
 
     # At last in the slots that the unsound row had.
     expected, outputs, unread, again = fed(texts), fed(spoilt), fed(spoilt, logit_rows=[]), fed(texts)
-    assert all(all(each.sound) for each in expected)
+    assert all(all(pair.sound) for pair in expected)
     assert torch.equal(outputs[1].logits[:4], expected[1].logits[:4])
-    for each in (outputs, unread):
-        assert each[1].sound[:5] == [True] * 4 + [False]
-        assert all((*each[0].sound, *each[2].sound))
+    for pair in (outputs, unread):
+        assert pair[1].sound[:5] == [True] * 4 + [False]
+        assert all((*pair[0].sound, *pair[2].sound))
     for number in (0, 2):
         assert torch.equal(outputs[number].logits, expected[number].logits)
         assert torch.equal(again[number].logits, expected[number].logits)

@@ -37,18 +37,18 @@ pytestmark = IN_C
 def fed(runner: ModelRunner) -> list[RowOutputs]:
     """Chunks, rows and a tree; of some rows no logits are wanted."""
     rng = random.Random(4)
-    found: list[RowOutputs] = []
+    results: list[RowOutputs] = []
     caches = [runner.new_cache() for _ in range(3)]
     for sizes in ((40, 1, 7), (1, 1, 1), (3, 60, 1)):
         segments = []
         for cache, size in zip(caches, sizes, strict=True):
             segment = segment_of(cache, random_ids(rng, size))
             segments.append(replace(segment, logit_rows=range(size - 1, size)) if size > 10 else segment)
-        found += runner.forward(segments)
+        results += runner.forward(segments)
         for cache, size in zip(caches, sizes, strict=True):
             cache.keep(range(size))
     tree = segment_of(caches[0], random_ids(rng, 5), [-1, 0, 0, 1, -1])
-    return [*found, *runner.forward([tree])]
+    return [*results, *runner.forward([tree])]
 
 
 def features_of(outputs: RowOutputs) -> Tensor:  # [logit rows, hidden_size]
@@ -71,12 +71,12 @@ def test_a_model_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatc
     at_once, call = with_call(model)
     assert isinstance(call, DecoderPass)
     num_equal = num = 0
-    for found, expected in zip(fed(at_once), fed(by_its_own_code(model, monkeypatch)), strict=True):
-        assert found.sound == expected.sound
-        assert torch.equal(found.logits, call.head(features_of(found)))
-        num_equal += int((features_of(found) == features_of(expected)).sum())
-        num += features_of(found).numel()
-        torch.testing.assert_close(features_of(found), features_of(expected), rtol=2**-7, atol=1e-6)
+    for results, expected in zip(fed(at_once), fed(by_its_own_code(model, monkeypatch)), strict=True):
+        assert results.sound == expected.sound
+        assert torch.equal(results.logits, call.head(features_of(results)))
+        num_equal += int((features_of(results) == features_of(expected)).sum())
+        num += features_of(results).numel()
+        torch.testing.assert_close(features_of(results), features_of(expected), rtol=2**-7, atol=1e-6)
     assert num_equal > 0.9 * num
 
 
@@ -88,13 +88,13 @@ def test_positions_far_beyond_the_context_are_encoded_as_by_the_models_own_code(
     rng = random.Random(5)
     for size in (7, 93, 500, CONTEXT + 300):
         ids = random_ids(rng, size)
-        [found], [expected] = (
+        [results], [expected] = (
             runner.forward([segment_of(cache, ids)]) for runner, cache in zip(runners, caches, strict=True)
         )
         for cache in caches:
             cache.keep(range(size))
-        torch.testing.assert_close(features_of(found), features_of(expected), rtol=2**-7, atol=1e-6)
-        assert (features_of(found) == features_of(expected)).float().mean() > 0.9
+        torch.testing.assert_close(features_of(results), features_of(expected), rtol=2**-7, atol=1e-6)
+        assert (features_of(results) == features_of(expected)).float().mean() > 0.9
 
 
 def test_a_token_that_the_model_does_not_have_is_an_error_and_no_crash() -> None:

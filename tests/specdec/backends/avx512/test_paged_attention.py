@@ -19,9 +19,9 @@ def inputs(head_dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
 
 def apart(which: int) -> list[Tensor]:
     """One of them with gaps between its numbers."""
-    found = inputs(64)
-    found[which] = found[which].repeat_interleave(2, 2)[:, :, ::2]
-    return found
+    tensors = inputs(64)
+    tensors[which] = tensors[which].repeat_interleave(2, 2)[:, :, ::2]
+    return tensors
 
 
 @pytest.mark.parametrize("head_dim", [32, 96, 256])

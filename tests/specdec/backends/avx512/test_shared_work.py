@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec.backends.avx512.tiled_linear import TiledLinear
-from tests.specdec.backends.avx512.common_layers import TAKEN, model_of, runner_of, threads_for_passes, told
+from tests.specdec.backends.avx512.common_layers import TAKEN, model_of, outputs_of, runner_of, threads_for_passes
 
 MANY = 4 * (os.cpu_count() or 1)
 """More threads than cores: some of them always wait for one."""
@@ -35,7 +35,7 @@ def test_a_product_has_the_same_bits_by_however_many_threads(num_rows: int, outp
 @pytest.mark.parametrize("name", ["llama", "tiles that are not full, biases everywhere"])
 def test_a_pass_has_the_same_bits_while_other_threads_take_the_cores(name: str) -> None:
     runner = runner_of(model_of(TAKEN[name]))
-    _, expected = told(runner)
+    _, expected = outputs_of(runner)
     done = threading.Event()
 
     def take_a_core() -> None:
@@ -49,7 +49,7 @@ def test_a_pass_has_the_same_bits_while_other_threads_take_the_cores(name: str) 
     try:
         for _ in range(5):
             with threads_for_passes(MANY):
-                assert torch.equal(told(runner)[1], expected)
+                assert torch.equal(outputs_of(runner)[1], expected)
     finally:
         done.set()
         for thief in thieves:

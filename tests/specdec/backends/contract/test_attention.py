@@ -198,16 +198,16 @@ def test_a_rows_bits_do_not_depend_on_company_branches_or_chunks(
         end = min(280, start + rng.choice([1, 2, 7, 40, 150]))
         is_own = [True] * (end - start) + [False] * rng.choice([0, 3, 20])
         rng.shuffle(is_own)
-        own: list[int] = []
+        fed_rows: list[int] = []
         parents: list[int] = []
         for place, belongs in enumerate(is_own):
-            parents.append((own[-1] if own else -1) if belongs else rng.randrange(-1, place))
-            own += [place] if belongs else []
+            parents.append((fed_rows[-1] if fed_rows else -1) if belongs else rng.randrange(-1, place))
+            fed_rows += [place] if belongs else []
         tensors = [
             torch.cat(both) for both in zip((t[:start] for t in text), shape.random(rng, len(is_own)), strict=True)
         ]
         for tensor, of_text in zip(tensors, text, strict=True):
-            tensor[[start + place for place in own]] = of_text[start:end]
+            tensor[[start + place for place in fed_rows]] = of_text[start:end]
         feds = [
             pool.fed(tensors, parents, exact=name == "torch" or rng.random() < 0.5),
             *rng.sample(neighbours, rng.randint(0, 5)),
@@ -215,7 +215,7 @@ def test_a_rows_bits_do_not_depend_on_company_branches_or_chunks(
         company = feds[1:]
         feds = [*company[: len(company) // 2], feds[0], *company[len(company) // 2 :]]
         output = attend(pool.packed(feds), feds, shape, window, threads=threads)[len(company) // 2]
-        for place, position in zip(own, range(start, end), strict=True):
+        for place, position in zip(fed_rows, range(start, end), strict=True):
             if position in alone:
                 assert torch.equal(output[place], alone[position]), (position, parents)
                 num_compared += 1

@@ -13,7 +13,7 @@ import transformers as hf
 from specdec.backends.avx512.tiled_linear import TiledLinear
 from specdec.backends.linears import replace_linears
 from specdec.backends.torch import onednn_linear
-from specdec.backends.torch.onednn_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
+from specdec.backends.torch.onednn_linear import PackedLinear, can_pack, min_rows, pack_linears, row_multiple
 from tests.models.backends import AVX512_ONLY, BACKENDS, backend
 
 ROWS = (*range(2, 71), 96, 128, 255, 256, 257, 512)
@@ -163,7 +163,7 @@ def test_a_whole_model_is_packed_and_keeps_its_logits(config, name, dtype):
     assert model.dtype == dtype
     ids = torch.arange(11)[None]
     for keep in (0, 2, torch.tensor([1, 4, 4])):
-        got, expected = (each(ids, logits_to_keep=keep).logits for each in (model, plain))
+        got, expected = (computed(ids, logits_to_keep=keep).logits for computed in (model, plain))
         torch.testing.assert_close(got, expected, atol=1e-5 if dtype == torch.float32 else 0.02, rtol=1e-5)
 
 
@@ -200,10 +200,10 @@ def test_a_layer_that_computes_something_else_or_cannot_be_packed_is_left_alone(
         patched.setattr(onednn_linear, "can_pack", lambda weight: False)
         pack_linears(packable)
         assert type(packable[0]) is torch.nn.Linear
-        assert (row_multiple(packable), least_rows(packable)) == (4, 1), "passes are padded further"
+        assert (row_multiple(packable), min_rows(packable)) == (4, 1), "passes are padded further"
     pack_linears(packable)
     assert row_multiple(packable) == 2
-    assert least_rows(packable) == (4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1)
+    assert min_rows(packable) == (4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1)
     assert not can_pack(torch.zeros(2, 2, device="meta"))
 
 

@@ -44,10 +44,10 @@ def passes(runner: ModelRunner) -> tuple[list[list[int]], list[Segment]]:
 
 
 @torch.inference_mode()
-def told(model: Any, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+def plain_states(model: Any, texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """By transformers: the rows of all texts at each boundary."""
     states = [model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states for ids in texts]
-    return [torch.cat([each[boundary][0] for each in states]) for boundary in EVERY]
+    return [torch.cat([state[boundary][0] for state in states]) for boundary in EVERY]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -60,12 +60,12 @@ def test_they_are_the_states_before_layers_and_behind_the_last_norm(
     texts, segments = passes(runner)
     with threads_for_passes(num_threads), taps.open():
         runner.forward(segments)
-    found = taps.take(sum(map(len, texts)))
-    every = told(model, texts)
+    tapped = taps.take(sum(map(len, texts)))
+    every = plain_states(model, texts)
     expected = torch.cat([every[boundary] for boundary in boundaries], -1)
-    assert found.shape == expected.shape
-    rounding = 0.02 if found.dtype is torch.bfloat16 else 1e-5
-    assert (found - expected).abs().mean() < rounding * expected.abs().mean()
+    assert tapped.shape == expected.shape
+    rounding = 0.02 if tapped.dtype is torch.bfloat16 else 1e-5
+    assert (tapped - expected).abs().mean() < rounding * expected.abs().mean()
     assert (every[1] - every[2]).abs().mean() > 0.5 * every[1].abs().mean(), "other layers have other states"
 
 
@@ -82,7 +82,7 @@ def test_a_pass_has_the_same_outputs_with_and_without_taps_and_copies_nothing_wh
     assert taps.num_copied >= 2 * 48
     taps.remove()
     [after, *_] = runner.forward(passes(runner)[1])
-    assert all(torch.equal(before.logits, each.logits) for each in (closed, opened, after))
+    assert all(torch.equal(before.logits, outputs.logits) for outputs in (closed, opened, after))
 
 
 def test_a_boundary_that_a_model_has_not_is_refused(case: tuple[Any, ModelRunner]) -> None:

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models
 from draft_service.__main__ import DraftSettings
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.translated import LEAST_SHARE, TranslatedDrafter
-from draft_service.drafters.translation import LOOK_BEHIND, Translation, Words
+from draft_service.drafters.other_vocabulary.drafter import MIN_SHARE, OtherVocabularyDrafter
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, ByteVocabulary, Translation
 from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import parse
@@ -53,7 +53,7 @@ class PermutedRunner:
         return getattr(self._inner, name)
 
     @property
-    def goes_on(self) -> bool:
+    def decodes_further(self) -> bool:
         return False
 
     @property
@@ -65,53 +65,53 @@ class PermutedRunner:
         for segment in segments:
             segment.token_ids[:] = [int(self._order[token]) for token in segment.token_ids]
             self.num_rows += len(segment.token_ids)
-        found = []
+        served = []
         for outputs in self._inner.forward(segments):
             logits = outputs.logits[:, self._order]
             if self._spoils is not None:
                 logits = torch.full_like(logits, self._spoils) if self._spoils else torch.randn_like(logits)
             sound = torch.ones(len(logits), dtype=torch.bool)
-            found.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist()).as_one())
-        return found
+            served.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist()).as_one())
+        return served
 
 
-def drafter(translation: Translation, one_by_one: bool, spoils: float | None = None) -> TranslatedDrafter:
+def drafter(translation: Translation, one_by_one: bool, spoils: float | None = None) -> OtherVocabularyDrafter:
     runner: Any = PermutedRunner(load("draft", "float32"), spoils)
     if not one_by_one:
         translation = copy.copy(translation)
-        translation.share = LEAST_SHARE
-    return TranslatedDrafter(runner, translation, vocabulary_of(TARGET))
+        translation.share = MIN_SHARE
+    return OtherVocabularyDrafter(runner, translation, vocabulary_of(TARGET))
 
 
-def of_short_tokens(backend: str) -> TranslatedDrafter:
+def of_short_tokens(backend: str) -> OtherVocabularyDrafter:
     """In its vocabulary most texts have more tokens than in the target's."""
     runner: Any = PermutedRunner(load("draft", "float32", backend=backend))
-    short = Words(other_tokenizer(num_merges=500), len(permuted()), runner.info.eos_token_ids)
-    return TranslatedDrafter(runner, Translation(short, between(other_tokenizer).target), vocabulary_of(TARGET))
+    short = ByteVocabulary(other_tokenizer(num_merges=500), len(permuted()), runner.info.eos_token_ids)
+    return OtherVocabularyDrafter(runner, Translation(short, between(other_tokenizer).target), vocabulary_of(TARGET))
 
 
 # --- proposals --------------------------------------------------------------------------------------------------
 
 
 def chain(drafter: Any, spec: SequenceSpec, num: int) -> list[int]:
-    sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
+    sequence = DraftSequence(spec, list(spec.token_ids), state=drafter.open(spec))
     for _ in range(100):
         sequence.num_wanted = num - len(sequence.tree)
         [nodes] = drafter.grow([sequence])
         if nodes is not None:
             if not nodes:
                 break
-            sequence.tree = sequence.tree.extended([(each.token_id, each.parent, None, 0) for each in nodes])
+            sequence.tree = sequence.tree.extended(nodes)
         if len(sequence.tree) == num:
             break
-    drafter.close(sequence.memory)
+    drafter.close(sequence.state)
     assert sequence.tree.is_chain
     return list(sequence.tree.token_ids)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(1.0), SamplingParams(0.8, top_p=0.9)], ids=str)
 def test_one_by_one_it_proposes_what_it_would_in_the_targets_vocabulary(
-    translation: Translation, target: Words, sampling: SamplingParams
+    translation: Translation, target: ByteVocabulary, sampling: SamplingParams
 ) -> None:
     plain, other = LanguageModelDrafter(load("draft", "float32")), drafter(translation, one_by_one=True)
     for number, text in enumerate(TEXTS[:3]):
@@ -121,7 +121,7 @@ def test_one_by_one_it_proposes_what_it_would_in_the_targets_vocabulary(
     assert other.cache_use()[0] == 0
 
 
-def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, target: Words) -> None:
+def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, target: ByteVocabulary) -> None:
     plain, other = LanguageModelDrafter(load("draft", "float32")), drafter(translation, one_by_one=False)
     ids = tuple(target.tokens(b"def main(self):\n    for index in range("))
     greedy = SequenceSpec(ids, len(ids), SamplingParams(0.0), 1)
@@ -131,22 +131,22 @@ def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, 
         assert chain(other, spec, 6) == chain(plain, greedy, 6), "certain tokens, also where a method corrects"
 
 
-def test_only_the_latest_rows_are_fed_again(translation: Translation, target: Words) -> None:
+def test_only_the_latest_rows_are_fed_again(translation: Translation, target: ByteVocabulary) -> None:
     other = drafter(translation, one_by_one=True)
     runner: Any = other._inner._runner
     ids = target.tokens(b"def main(self):\n    return self.value\n" * 30)
     spec = SequenceSpec((), 0, SamplingParams(1.0))
-    sequence = DraftSequence(spec, ids[:400], memory=other.open(spec))
+    sequence = DraftSequence(spec, ids[:400], state=other.open(spec))
     assert other.learn([sequence]) == [True]
     for end in range(400, 420):
         sequence.ids = ids[:end]
         runner.num_rows = 0
         assert other.grow([sequence])[0]
         assert runner.num_rows <= 3 * LOOK_BEHIND
-    other.close(sequence.memory)
+    other.close(sequence.state)
 
 
-def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translation, target: Words) -> None:
+def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translation, target: ByteVocabulary) -> None:
     for one_by_one in (False, True):
         other = drafter(translation, one_by_one)
         ids = tuple(target.tokens(b"x = 1\n" * 1000))[:2100]
@@ -155,7 +155,7 @@ def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translat
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_text_of_more_tokens_than_the_targets_gets_proposals(name: str, target: Words) -> None:
+def test_a_text_of_more_tokens_than_the_targets_gets_proposals(name: str, target: ByteVocabulary) -> None:
     """Rows before the target's text have no noise, whatever stands there."""
     other = of_short_tokens(name)
     for text in (b"focus", b"Temporary", b"return"):
@@ -203,11 +203,11 @@ async def test_the_text_is_the_targets(translation: Translation, one_by_one: boo
         return {"presence_penalty": 0.5, "logit_bias": {5: 2.0}} if number % 5 == 0 else {}
 
     verifier, other = LmVerifier(load("target", "float32")), drafter(translation, one_by_one, spoils)
-    async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as found:
-        proposed, accepted = await equal_texts(found, PROMPTS, 0.3, more)
+    async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as served:
+        proposed, accepted = await equal_texts(served, PROMPTS, 0.3, more)
         # A random draft has next to nothing accepted.
         assert spoils is not None or accepted > 0.1 * proposed > 10
-        await found.settled()
+        await served.settled()
 
 
 async def short_prompts_are_answered(backend: str, num: int) -> None:
@@ -215,22 +215,22 @@ async def short_prompts_are_answered(backend: str, num: int) -> None:
     rng, together = random.Random(1), asyncio.Semaphore(16)
     drawn = [[rng.randrange(1, 4096) for _ in range(rng.randint(1, 8))] for _ in range(num)]
     verifier, other = LmVerifier(load("target", "float32", backend=backend)), of_short_tokens(backend)
-    async with cluster([verifier], [other], tokenizer=str(TARGET)) as found:
+    async with cluster([verifier], [other], tokenizer=str(TARGET)) as served:
 
         async def one(number: int, prompt: list[int]) -> tuple[int, int]:
             asked = {"token_ids": {"token_ids": prompt}, "seed": number, "max_tokens": 8}
             asked["temperature"] = 0.4 + number % 5 / 4
             async with together:
-                [sample] = await found.client.generate(**asked, num_draft_tokens=1 + number % 4)
-                [alone] = await found.client.generate(**asked, num_draft_tokens=0)
+                [sample] = await served.client.generate(**asked, num_draft_tokens=1 + number % 4)
+                [alone] = await served.client.generate(**asked, num_draft_tokens=0)
             assert sample.token_ids == alone.token_ids
             stats = sample.finish.speculation
             return stats.num_draft_tokens, stats.num_accepted_tokens
 
-        counts = await asyncio.gather(*(one(*each) for each in enumerate(drawn)))
+        counts = await asyncio.gather(*(one(*pair) for pair in enumerate(drawn)))
         assert all(proposed for proposed, _ in counts)
         assert sum(accepted for _, accepted in counts)
-        await found.settled()
+        await served.settled()
 
 
 @pytest.mark.slow
@@ -247,8 +247,8 @@ async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
     asked = {"text": "x = ", "seed": 1, "max_tokens": 12, "regex": "[0-9]{1,6}"}
     async with cluster(
         [LmVerifier(runner, None, runner.grammars)], [drafter(translation, True)], tokenizer=str(TARGET)
-    ) as found:
-        texts = [(await found.client.generate(**asked, num_draft_tokens=number))[0].text for number in (0, 3)]
+    ) as served:
+        texts = [(await served.client.generate(**asked, num_draft_tokens=number))[0].text for number in (0, 3)]
     assert texts[0] == texts[1]
     assert texts[0].isdigit()
 
@@ -256,9 +256,9 @@ async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
 @pytest.mark.slow
 async def test_methods_that_correct_for_the_draft_are_served(translation: Translation) -> None:
     verifier = LmVerifier(load("target", "float32"))
-    async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as found:
+    async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as served:
         for method in ("VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"):
-            [sample] = await found.client.generate(
+            [sample] = await served.client.generate(
                 text="for i in range(", seed=1, max_tokens=60, num_draft_tokens=3, verification=method
             )
             assert sample.finish.speculation.num_accepted_tokens
@@ -267,25 +267,29 @@ async def test_methods_that_correct_for_the_draft_are_served(translation: Transl
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
-def test_less_than_half_of_the_vocabulary_is_refused_with_the_share(target: Words) -> None:
+def test_less_than_half_of_the_vocabulary_is_refused_with_the_share(target: ByteVocabulary) -> None:
     runner: Any = PermutedRunner(load("draft", "float32"))
-    vocab = {chr(0x4E00 + place): place for place in range(60)} | {each: 60 + ord(each) - 97 for each in "abcdefgh"}
-    other = Translation(Words(Tokenizer(models.BPE(vocab, [])), 68, ()), target)
+    vocab = {chr(0x4E00 + place): place for place in range(60)} | {pair: 60 + ord(pair) - 97 for pair in "abcdefgh"}
+    other = Translation(ByteVocabulary(Tokenizer(models.BPE(vocab, [])), 68, ()), target)
     with pytest.raises(ValueError, match="the target has 12% of the tokens of permuted, and 50% are needed"):
-        TranslatedDrafter(runner, other, vocabulary_of(TARGET))
+        OtherVocabularyDrafter(runner, other, vocabulary_of(TARGET))
 
 
 def test_it_tells_the_targets_vocabulary_and_no_trees(translation: Translation) -> None:
-    info, told = drafter(translation, True).info, vocabulary_of(TARGET)
-    assert (info.vocab_size, info.tokenizer_fingerprint, info.tokens) == (4096, told.tokenizer_fingerprint, told.tokens)
+    info, target_info = drafter(translation, True).info, vocabulary_of(TARGET)
+    assert (info.vocab_size, info.tokenizer_fingerprint, info.tokens) == (
+        4096,
+        target_info.tokenizer_fingerprint,
+        target_info.tokens,
+    )
     assert info.eos_token_ids == (0,)
     assert not {AHEAD, SIBLINGS} & {*info.capabilities}
 
 
 def test_a_directory_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--target-tokenizer: .* has no tokenizer\.json"):
-        TranslatedDrafter.load(load("draft", "float32"), str(DEMO / "draft"), "", tmp_path)
-    loaded = TranslatedDrafter.load(load("draft", "float32"), str(DEMO / "draft"), "", TARGET)
+        OtherVocabularyDrafter.load(load("draft", "float32"), str(DEMO / "draft"), revision="", target=tmp_path)
+    loaded = OtherVocabularyDrafter.load(load("draft", "float32"), str(DEMO / "draft"), revision="", target=TARGET)
     assert loaded.info.tokenizer_fingerprint == vocabulary_of(TARGET).tokenizer_fingerprint
 
 

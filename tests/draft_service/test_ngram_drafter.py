@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from draft_service.drafters.ngram import NgramDrafter
-from draft_service.drafters.ngram_model import BACKOFF, KEPT, NgramModel, OwnText, build, ranked
+from draft_service.drafters.ngram_drafter import NgramDrafter
+from draft_service.drafters.ngram_model import BACKOFF, KEPT, NgramModel, TextCounts, build, scores_after
 from draft_service.ngram_build import main
 from specdec.cli.main import app
 from specdec.core.noise import Domain, Key, exponentials, exponentials_of
@@ -31,7 +31,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=4)
 
 
 def scores_by_hand(texts: list[list[int]], tail: list[int]) -> dict[int, float]:
-    found: dict[int, float] = {}
+    scores: dict[int, float] = {}
     factor = 1.0
     for size in range(min(4, len(tail)), 0, -1):
         context = tail[-size:]
@@ -40,15 +40,15 @@ def scores_by_hand(texts: list[list[int]], tail: list[int]) -> dict[int, float]:
         )
         if sum(after.values()) >= (2 if size > 2 else 1):
             for token, count in after.items():
-                found.setdefault(token, factor * count / sum(after.values()))
+                scores.setdefault(token, factor * count / sum(after.values()))
             factor *= BACKOFF
-    return found
+    return scores
 
 
 @given(TEXTS, st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_scores_are_those_of_stupid_backoff(texts: list[list[int]], tail: list[int]) -> None:
     model = build(texts, 6, "")
-    assert ranked(model, OwnText(), tail, 100) == pytest.approx(scores_by_hand(texts, tail))
+    assert scores_after(tail, model, TextCounts(), count=100) == pytest.approx(scores_by_hand(texts, tail))
 
 
 def test_of_a_context_the_most_frequent_successors_are_kept() -> None:
@@ -60,10 +60,10 @@ def test_of_a_context_the_most_frequent_successors_are_kept() -> None:
 
 
 def test_a_text_of_its_own_counts_at_once_and_most() -> None:
-    model, own = build([[1, 2, 3]] * 4, 9, ""), OwnText()
-    own.take_in([1, 2, 7])
-    found = ranked(model, own, [1, 2], 2)
-    assert found[7] > found[3] > 0
+    model, text_counts = build([[1, 2, 3]] * 4, 9, ""), TextCounts()
+    text_counts.take_in([1, 2, 7])
+    scores = scores_after([1, 2], model, text_counts, count=2)
+    assert scores[7] > scores[3] > 0
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.lists(st.integers(0, 999), min_size=1, max_size=9))
@@ -99,18 +99,18 @@ async def test_the_text_is_the_targets_whatever_was_counted(model: NgramModel, c
     prompts = [f"def {name}({' ' * spaces}" for name in ("main", "read", "write", "load") for spaces in range(3)]
     texts = [[rng.randrange(4096) for _ in range(100_000)]]
     if counted == "the answers":
-        async with cluster([verifier], tokenizer=str(DEMO / "target")) as found:
+        async with cluster([verifier], tokenizer=str(DEMO / "target")) as scores:
             asked = {"max_tokens": LENGTH, "num_draft_tokens": 0}
             answers = await asyncio.gather(
                 *(
-                    found.client.generate(text=text, seed=number, temperature=float(number % 2), **asked)
+                    scores.client.generate(text=text, seed=number, temperature=float(number % 2), **asked)
                     for number, text in enumerate(prompts)
                 )
             )
         texts = [list(answer.token_ids) for [answer] in answers]
     drafter = NgramDrafter(build(texts, 4096, model.fingerprint), counted)
-    async with cluster([verifier], [drafter], tokenizer=str(DEMO / "target")) as found:
-        proposed, accepted = await equal_texts(found, prompts, 0.3)
+    async with cluster([verifier], [drafter], tokenizer=str(DEMO / "target")) as scores:
+        proposed, accepted = await equal_texts(scores, prompts, 0.3)
     assert proposed > 100
     # Of the request's own text some is right in any case.
     assert (accepted > 0.5 * proposed) == (counted == "the answers")
@@ -121,17 +121,17 @@ async def test_the_text_is_the_targets_whatever_was_counted(model: NgramModel, c
 async def test_the_text_is_the_targets(model: NgramModel, settings: dict[str, Any]) -> None:
     verifier = LmVerifier(load("target", "float32"))
     prompts = ["def main(", "import ", "class A:\n    def __init__(self", "for i in range(", "return "] * 2
-    async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target"), **settings) as found:
-        proposed, accepted = await equal_texts(found, prompts, 0.2)
+    async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target"), **settings) as scores:
+        proposed, accepted = await equal_texts(scores, prompts, 0.2)
         assert accepted > 0.05 * proposed > 10
 
 
 @pytest.mark.slow
 async def test_methods_that_correct_for_the_draft_take_its_certain_tokens(model: NgramModel) -> None:
     verifier = LmVerifier(load("target", "float32"))
-    async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target")) as found:
+    async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target")) as scores:
         for method in ("VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"):
-            [sample] = await found.client.generate(
+            [sample] = await scores.client.generate(
                 text="for i in range(", seed=1, max_tokens=60, num_draft_tokens=3, verification=method
             )
             assert sample.finish.speculation.num_accepted_tokens
@@ -145,8 +145,8 @@ def test_build_writes_a_model_that_loads(tmp_path: Path) -> None:
     drafter = NgramDrafter.load(output)
     assert drafter.info.vocab_size == len(read_vocabulary(DEMO / "target" / "tokenizer.json"))
     assert drafter.info.name == "model"
-    told = CliRunner().invoke(app, ["ngram", "--help"])
-    assert "build" in told.stdout
+    shown = CliRunner().invoke(app, ["ngram", "--help"])
+    assert "build" in shown.stdout
 
 
 def spoilt(model: NgramModel, **arrays: Any) -> dict[str, Any]:

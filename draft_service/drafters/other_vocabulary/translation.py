@@ -1,7 +1,7 @@
 """Two vocabularies as bytes: the tokens that they share, and a text of one in tokens of the other.
 
-Knows tokenizers; does not know models. A text in the draft's tokens has settled ids, which no later text changes, and
-below them the latest ones, which are encoded anew whenever the text grows (Timor et al., 2502.05202).
+A text in the draft's tokens has settled ids, which no later text changes, and below them the latest ones, which are
+encoded again whenever the text grows (Timor et al., 2502.05202).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from tokenizers import Tokenizer
 from specdec.sampling.token_bytes import TokenBytes
 
 LOOK_BEHIND = 10
-"""Tokens of a text that are encoded anew with what follows, since a tokenizer joins what belongs together."""
+"""Tokens of a text that are encoded again with what follows, since a tokenizer joins what belongs together."""
 
 _BYTES_BEFORE = 32
 """Of a text before the part that is encoded. They are encoded with it, so that it does not look like a beginning."""
 
 
-class Words:
+class ByteVocabulary:
     """One of the two vocabularies."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         self._tokenizer, self.vocab_size, self.end_token_ids = tokenizer, vocab_size, end_token_ids
         self._bytes = TokenBytes(tokenizer)
         self.first = tuple(tokenizer.encode("").ids)
-        """What every text begins with, such as a token of its own."""
+        """What every text begins with, such as a begin token."""
         # Of tokens with equal bytes the last one: those that stand for single bytes come first.
         self.id_of = {name: token for token in range(vocab_size) if (name := self._bytes[token])}
 
-    def renamed(self, other: Words) -> Mapping[int, bytes]:
+    def renamed(self, other: ByteVocabulary) -> Mapping[int, bytes]:
         """End tokens that have no namesake in ``other``, and the name of the end token there."""
         if not other.end_token_ids:
             return {}
@@ -51,7 +51,7 @@ class Words:
 
     def tokens_after(self, before: bytes, text: bytes) -> list[int] | None:
         """The tokens of ``text`` where it follows ``before``; None: there are none with exactly these bytes."""
-        for whole in (before + text, text, text.removeprefix(b" ")):  # some begin a text with a space of their own
+        for whole in (before + text, text, text.removeprefix(b" ")):  # some add a space to the beginning of a text
             ids = self.tokens(whole)
             first, length = len(ids), 0
             while first and length < len(text):
@@ -68,45 +68,45 @@ class Words:
         ids = [self.id_of.get(bytes([byte]), -1) for byte in part]
         return None if -1 in ids else ids
 
-    def num_known(self, text: bytes, ids: Sequence[int], most: int) -> tuple[int, int]:
-        """How many of the first ``most`` ids spell the beginning of ``text`` in whole characters, and its length."""
-        found, length = (0, 0), 0
-        for num, token in enumerate(ids[:most], 1):
+    def num_known(self, text: bytes, ids: Sequence[int]) -> tuple[int, int]:
+        """How many of the first ids spell the beginning of ``text`` in whole characters, and its length."""
+        known, length = (0, 0), 0
+        for num, token in enumerate(ids, 1):
             name = self._bytes[token]
             if not text.startswith(name, length):
                 break
             length += len(name)
             if text[length : length + 1] < b"\x80" or text[length : length + 1] >= b"\xc0":
-                found = num, length
-        return found
+                known = num, length
+        return known
 
 
 class Translation:
     """``target_of``: the target's token with the bytes of each of the draft's, -1 where there is none. ``share``: the
     part of the draft's vocabulary that the target has as well."""
 
-    def __init__(self, draft: Words, target: Words) -> None:
+    def __init__(self, draft: ByteVocabulary, target: ByteVocabulary) -> None:
         self.draft, self.target = draft, target
-        self._of_target, self._of_draft = target.renamed(draft), draft.renamed(target)
+        self._target_ends, self._draft_ends = target.renamed(draft), draft.renamed(target)
         self.target_of = array("l", [-1]) * draft.vocab_size
-        for name, token in {**draft.id_of, **{name: token for token, name in self._of_draft.items()}}.items():
+        for name, token in {**draft.id_of, **{name: token for token, name in self._draft_ends.items()}}.items():
             self.target_of[token] = target.id_of.get(name, -1)
         self.share = sum(name in target.id_of for name in draft.id_of) / max(1, len(draft.id_of))
 
     def written(self, ids: Sequence[int]) -> bytes:
         """The text of the target's ids, for the draft."""
-        return self.target.text(ids, self._of_target)
+        return self.target.text(ids, self._target_ends)
 
-    def proposed(self, ids: Sequence[int], drafted: Sequence[int]) -> list[int]:
+    def by_text(self, ids: Sequence[int], drafted: Sequence[int]) -> list[int]:
         """The target's tokens for the text of ``drafted``, which are the draft's, behind its own ``ids``; of what is no
         text, such as half a character, those with the same bytes."""
-        before, text = self.target.text(ids[-LOOK_BEHIND:]), self.draft.text(drafted, self._of_draft)
+        before, text = self.target.text(ids[-LOOK_BEHIND:]), self.draft.text(drafted, self._draft_ends)
         whole = before + text
-        found = self.target.tokens_after(before, text[: max(0, len(text) - num_cut(whole))])
-        return found or self.proposed_one_by_one(drafted)
+        tokens = self.target.tokens_after(before, text[: max(0, len(text) - num_cut(whole))])
+        return tokens or self.by_token(drafted)
 
-    def proposed_one_by_one(self, drafted: Sequence[int]) -> list[int]:
-        """As far as each of the draft's tokens is one of the target's."""
+    def by_token(self, drafted: Sequence[int]) -> list[int]:
+        """The target's token for each of the draft's, up to the first that the target lacks."""
         return list(itertools.takewhile(lambda token: token >= 0, map(self.target_of.__getitem__, drafted)))
 
 
@@ -119,9 +119,9 @@ class DraftText:
         self.num_taken = 0
         self._before, self._rest = b"", b""  # of what is settled, the end; what is not
 
-    def take_in(self, ids: Sequence[int], most: int) -> None:
-        """Take in what is new of ``ids``, ``most`` tokens of it at most."""
-        new = ids[self.num_taken : self.num_taken + most]
+    def take_in(self, ids: Sequence[int], max_tokens: int) -> None:
+        """Take in the first ``max_tokens`` of those ``ids`` that are new."""
+        new = ids[self.num_taken : self.num_taken + max_tokens]
         first = self._translation.target.first
         if not self.num_taken and tuple(new[: len(first)]) == first:
             self._rest += self._translation.written(new[len(first) :])
@@ -146,7 +146,7 @@ class DraftText:
 
     def _settle(self, latest: Sequence[int]) -> None:
         draft = self._translation.draft
-        num, length = draft.num_known(self._rest, latest, max(1, len(latest) - LOOK_BEHIND))
+        num, length = draft.num_known(self._rest, latest[: max(1, len(latest) - LOOK_BEHIND)])
         if not num:
             if self.ids and len(latest) <= 4 * LOOK_BEHIND:
                 return
