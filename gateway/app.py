@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -18,9 +19,8 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -28,9 +28,9 @@ from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.calls import SPECIAL, Format, format_of
-from gateway.errors import HttpError, http_error
+from gateway.errors import SERVER_ERROR, HttpError, Json, http_error
 from gateway.metrics import Metrics
-from gateway.openapi import document
+from gateway.openapi import PATHS, document
 from gateway.parsing import Body
 from gateway.reading import Bodies
 from gateway.settings import GatewaySettings
@@ -38,7 +38,14 @@ from gateway.sources import responses
 from gateway.structure import NamedChoice
 from gateway.tools import Parser
 from specdec.client import Client
-from specdec.core.errors import SpecdecError
+from specdec.core.errors import (
+    DeadlineExceeded,
+    ModelMismatch,
+    PermissionDenied,
+    ReplicaLost,
+    SpecdecError,
+    Unauthenticated,
+)
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
 from specdec.v1 import generation_pb2
 
@@ -51,7 +58,7 @@ _PAGE = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_NO_MODEL = HttpError(503, "no target is ready", "server_error", headers={"retry-after": "1"})
+_NO_MODEL = HttpError(503, "no target is ready", SERVER_ERROR, headers={"retry-after": "1"})
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -66,6 +73,8 @@ class Gateway:
         self._metrics = Metrics()
         self._scrape = scrape
         self._bodies = Bodies(settings.accept_unknown_fields)
+        self._waiting = sse.Waiting()
+        self._scrape_key: str | None = None  # the last one that an orchestrator took
         self._model_name, self._template, self._named_at = "", "", -_MODEL_NAME_S
 
     def app(self) -> Starlette:
@@ -91,22 +100,20 @@ class Gateway:
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
             # A web page under a name that leads to this machine must not reach what has no keys.
-            middleware.append(Middleware(callers.ThisMachineOnly))
+            middleware.append(Middleware(callers.ThisMachineOnly, self._settings.allowed_hosts))
         if self._settings.allowed_origins:
-            middleware.append(
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=self._settings.allowed_origins,
-                    allow_methods=["*"],
-                    allow_headers=["*"],
-                    expose_headers=["x-request-id"],
-                )
-            )
+            middleware.append(Middleware(callers.Pages, self._settings.allowed_origins))
+        if self._settings.root_path:
+            middleware.append(Middleware(callers.UnderPath, self._settings.root_path))
         return Starlette(
             routes=routes,
             middleware=middleware,
             exception_handlers={HTTPException: _refused, Exception: _failed},
         )
+
+    def end(self) -> None:
+        """Requests that still run get an error as the rest of their answers."""
+        self._waiting.end()
 
     # --- generation --------------------------------------------------------------------------------------------
 
@@ -149,15 +156,16 @@ class Gateway:
         source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):
             if not body.stream:
-                return JSONResponse(await _while_connected(request, _whole(answer, source)))
+                return Json(await self._while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
-            first = await _while_connected(request, anext(source))
+            first = await self._while_connected(request, anext(source))
         events = self._events(answer, first, source, request_id)
-        return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s)
+        return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s, self._waiting)
 
     async def _events(
         self, answer: Answer, first: Any, source: AsyncGenerator[Any, None], request_id: str
     ) -> AsyncGenerator[bytes, None]:
+        status = 499  # the client has left
         with self._metrics.streaming():
             async with aclosing(source):
                 try:
@@ -169,32 +177,36 @@ class Gateway:
                                 yield sse.event(chunk)
                     for chunk in answer.ends():
                         yield sse.event(chunk)
+                    status = 200
                     yield sse.DONE
                 except Exception as error:
-                    yield sse.event(_answer_to(error, request_id).body)
+                    broken = _answer_to(error, request_id)
+                    status = broken.status
+                    yield sse.event(broken.body)
+                finally:
+                    if status == 499 and self._waiting.has_ended:
+                        status = sse.ENDS.status
+                    self._metrics.ended("chat" if answer.is_chat else "completions", status)
 
     # --- everything else ---------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [await self._described(request)]})
+        return Json({"object": "list", "data": await self._described(request)})
 
     async def _model(self, request: Request) -> Response:
-        model, name = await self._described(request), request.path_params["name"]
-        if name != model["id"]:
-            raise _unknown_model(name)
-        return JSONResponse(model)
+        models, name = await self._described(request), request.path_params["name"]
+        for model in models:
+            if name == model["id"]:
+                return Json(model)
+        raise _unknown_model(name, [model["id"] for model in models])
 
-    async def _described(self, request: Request) -> dict[str, Any]:
+    async def _described(self, request: Request) -> list[dict[str, Any]]:
+        """The model, by each of its names."""
         info = await self._info(request)
         if not info.HasField("target"):
             raise _NO_MODEL
-        return {
-            "id": info.model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "specdec",
-            "max_model_len": info.target.context_length,
-        }
+        model = {"object": "model", "created": 0, "owned_by": "specdec", "max_model_len": info.target.context_length}
+        return [{"id": name, **model} for name in self._settings.served_model_name or [info.model_name]]
 
     async def _tokenize(self, request: Request) -> Response:
         body, fields = await self._read(request, TokenizeBody, translation.of_tokenize)
@@ -202,7 +214,7 @@ class Gateway:
             prompt = await self._client.tokenize(metadata=callers.metadata_of(request), **fields)
         info = await self._info(request)
         strings = [data.decode("utf-8", "replace") for data in prompt.tokens]
-        return JSONResponse(
+        return Json(
             {
                 "count": len(prompt.token_ids),
                 "max_model_len": info.target.context_length,
@@ -214,14 +226,14 @@ class Gateway:
     async def _detokenize(self, request: Request) -> Response:
         body, ids = await self._read(request, DetokenizeBody, lambda body: body.tokens)
         with translation.names_of(body):
-            return JSONResponse({"prompt": await self._client.detokenize(ids, metadata=callers.metadata_of(request))})
+            return Json({"prompt": await self._client.detokenize(ids, metadata=callers.metadata_of(request))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
         info = await self._info(request)
         if not info.HasField("tokenizer"):
             raise HttpError(404, "this server has no tokenizer")
         names = ("bos_token", "eos_token", "chat_template")
-        return JSONResponse({name: getattr(info.tokenizer, name) or None for name in names})
+        return Json({name: getattr(info.tokenizer, name) or None for name in names})
 
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200 if await self._client.serving() else 503)
@@ -230,14 +242,22 @@ class Gateway:
         return Response()
 
     async def _version(self, _: Request) -> Response:
-        return JSONResponse({"version": version("specdec")})
+        return Json({"version": version("specdec")})
 
     async def _load(self, request: Request) -> Response:
         info = await self._info(request)
-        return JSONResponse({"server_load": info.live_sequences + info.waiting_requests})
+        return Json({"server_load": info.live_sequences + info.waiting_requests})
 
     async def _metrics_page(self, request: Request) -> Response:
-        await self._info(request)  # it checks the key
+        key = request.headers.get("authorization", "")
+        try:
+            await self._info(request)  # it checks the key
+            self._scrape_key = key
+        except (Unauthenticated, PermissionDenied):
+            raise
+        except SpecdecError:  # without an orchestrator, the metrics say so
+            if self._scrape_key is not None and not secrets.compare_digest(key.encode(), self._scrape_key.encode()):
+                raise
         return Response(await asyncio.to_thread(self._scrape.text), media_type=CONTENT_TYPE)
 
     async def _playground(self, _: Request) -> Response:
@@ -247,7 +267,7 @@ class Gateway:
         return RedirectResponse("../playground")
 
     async def _openapi(self, _: Request) -> Response:
-        return JSONResponse(document(self._settings.root_path))
+        return Json(document(self._settings.root_path))
 
     async def _info(self, request: Request) -> generation_pb2.GetServerInfoResponse:
         """What an orchestrator is. Raises SpecdecError, for an unknown key, too."""
@@ -273,7 +293,9 @@ class Gateway:
             except Exception as error:
                 response = _answer_to(error, request.state.request_id).response()
             response.headers["x-request-id"] = request.state.request_id
-            self._metrics.answered(route, response.status_code, time.monotonic() - started)
+            self._metrics.began(route, time.monotonic() - started)
+            if not isinstance(response, StreamingResponse):
+                self._metrics.ended(route, response.status_code)
             return response
 
         return serve
@@ -282,18 +304,37 @@ class Gateway:
         """The name of the served model. Raises HttpError if the request names another one."""
         now = time.monotonic()
         # To callers without a key all names are alike: what the name is, is asked with the key.
-        if now - self._named_at > _MODEL_NAME_S or (name and name != self._model_name):
+        names = self._settings.served_model_name or [self._model_name]
+        if now - self._named_at > _MODEL_NAME_S or (name and name not in names):
             info = await self._info(request)
             self._model_name, self._template = info.model_name, info.tokenizer.chat_template
             self._named_at = now if self._model_name else self._named_at
-        if name and self._model_name and name != self._model_name:
-            raise _unknown_model(name)
-        return self._model_name
+        names = self._settings.served_model_name or [self._model_name]
+        if name and names[0] and name not in names:
+            raise _unknown_model(name, names)
+        return names[0]
+
+    async def _while_connected(self, request: Request, work: Awaitable[T]) -> T:
+        """The result of ``work``. Raises ClientDisconnect, and cancels it, as soon as the client is gone."""
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+        try:
+            await self._waiting.first_of(working, leaving, timeout_s=None)
+            if not working.done():
+                raise ClientDisconnect
+            if working.cancelled():
+                raise sse.ENDS
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def _answer_to(error: Exception, request_id: str) -> HttpError:
     if not isinstance(error, (SpecdecError, HttpError)):
         log.error("a request failed", exc_info=error, extra={"request_id": request_id})
+    elif isinstance(error, (ReplicaLost, ModelMismatch, DeadlineExceeded)):
+        log.warning("a request failed", extra={"request_id": request_id, "problem": str(error)})
     return http_error(error)
 
 
@@ -304,34 +345,25 @@ async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str,
     return answer.whole()
 
 
-async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of ``work``. Raises ClientDisconnect, and cancels it, as soon as the client is gone."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _unknown_model(name: str) -> HttpError:
-    return HttpError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
+def _unknown_model(name: str, served: Sequence[str]) -> HttpError:
+    message = f"The model `{name[:256]}` does not exist. Served here: {', '.join(served)}"
+    return HttpError(404, message, code="model_not_found", param="model")
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that it has not."""
     assert isinstance(error, HTTPException)
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return HttpError(error.status_code, error.detail, kind, headers=error.headers).response()
+    asked = f"{request.method} {request.url.path[:256]}"
+    if error.status_code == 404:
+        return HttpError(404, f"there is no {asked}; there are {', '.join(PATHS)}").response()
+    allowed = (error.headers or {}).get("Allow", "")
+    message = f"{error.detail}: {asked}" + (f", but {allowed}" if allowed else "")
+    return HttpError(error.status_code, message, headers=error.headers).response()
 
 
 async def _failed(_: Request, error: Exception) -> Response:

@@ -13,7 +13,9 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import HttpError
@@ -79,12 +81,50 @@ def _is_local(host: str) -> bool:
 
 
 class ThisMachineOnly:
-    """Refuses requests to other names than this machine's."""
+    """Refuses requests to other names than this machine's and those that are allowed. Browsers always send a name."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str]) -> None:
         self._app = app
+        self._allowed = {host.lower() for host in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_local = _LOOPBACK.fullmatch(Headers(scope=scope).get("host", ""))
-        refusal = HttpError(400, "the header host does not name this machine").response()
-        await (self._app if is_local else refusal)(scope, receive, send)
+        host = Headers(scope=scope).get("host")
+        names = {"*", re.sub(r":\d+$", "", host.lower())} if host else {"*"}
+        is_allowed = host is None or _LOOPBACK.fullmatch(host) or names & self._allowed
+        message = f"{(host or '')[:256]!r} is not a name of this machine; --allowed-hosts says which others are"
+        await (self._app if is_allowed else HttpError(400, message).response())(scope, receive, send)
+
+
+class Pages(CORSMiddleware):
+    """Answers what browsers ask on behalf of pages."""
+
+    def __init__(self, app: ASGIApp, allowed_origins: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=["x-request-id"],
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        message = f"{bytes(response.body).decode()}; --allowed-origins says which pages may call"
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return HttpError(response.status_code, message, headers=headers).response()
+
+
+class UnderPath:
+    """Takes paths with the prefix under which a proxy serves this, and without it: proxies keep it or strip it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if not f"{path}/".startswith(f"{self._root_path}/"):
+            path = self._root_path + path
+        await self._app({**scope, "root_path": self._root_path, "path": path}, receive, send)

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from contextlib import suppress
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.errors import HttpError
+from gateway.errors import SERVER_ERROR, HttpError, encoded, retry_after
 
 _HEADERS_S = 10.0
 """Time for the headers of a request to arrive."""
 
 
+_FULL = HttpError(
+    503, "too many connections at a time", SERVER_ERROR, headers={"connection": "close", **retry_after(1.0)}
+)
+
+
 class Connection(H11Protocol):
-    """One of at most ``limit_concurrency``. Beyond it uvicorn answers 503, if none can make room."""
+    """One of at most ``limit_concurrency``. Beyond it the answer is 503, if none can make room."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._application = self.app
         self._waiting_since = self.loop.time()
         self._watch()
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+        limit = self.config.limit_concurrency
+        if limit is not None and len(self.connections) >= limit:
             # Callers that have sent no request yet need no key to stay, and health checks must get in.
             waiting = [other for other in self.connections if isinstance(other, Connection) and other.waits]
             oldest = min(waiting, key=lambda other: other._waiting_since)
@@ -42,6 +48,10 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        limit = self.config.limit_concurrency
+        is_full = limit is not None and max(len(self.connections), len(self.tasks)) >= limit
+        self.app = _FULL.response() if is_full else self._application
+        self.limit_concurrency = None  # what uvicorn answers is no JSON
         super().data_received(data)
         self._watch()
 
@@ -78,7 +88,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        data = json.dumps(HttpError(status, message).body).encode()
+        data = encoded(HttpError(status, message).body)
         length = str(len(data)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
         with suppress(h11.LocalProtocolError):  # an answer has begun

@@ -1,7 +1,11 @@
-"""Errors -> HTTP: status, headers, and a body in OpenAI's shape. Knows the error tree; does not know requests."""
+"""Errors -> HTTP: status, headers, and a body in OpenAI's shape; and JSON that every client can read.
+
+Knows the error tree; does not know requests.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +17,10 @@ from specdec.core.errors import (
     DeadlineExceeded,
     GivenUp,
     InvalidArgument,
+    ModelMismatch,
     Overloaded,
     PermissionDenied,
+    ReplicaLost,
     SpecdecError,
     TooLarge,
     Unauthenticated,
@@ -23,6 +29,16 @@ from specdec.core.errors import (
 _INVALID, _LIMITED, SERVER_ERROR = "invalid_request_error", "rate_limit_error", "server_error"
 _NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients repeat a request after a status of 500 or above, unless they find this header."""
+
+
+def encoded(value: Any) -> bytes:
+    """As JSON. What UTF-8 has no bytes for, half a surrogate pair, becomes "?"."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class Json(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        return encoded(content)
 
 
 class HttpError(Exception):
@@ -42,8 +58,8 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self) -> Json:
+        return Json(self.body, self.status, self.headers)
 
 
 def retry_after(seconds: float) -> dict[str, str]:
@@ -63,6 +79,13 @@ _ANSWERS: tuple[tuple[type[SpecdecError], int, str, str | None, Mapping[str, str
 )
 """Status, type, code and headers. The first class that fits counts."""
 
+_FOR_CALLERS: tuple[tuple[type[SpecdecError], str], ...] = (
+    (ReplicaLost, "the connection to the orchestrator is lost"),
+    (ModelMismatch, "the model was replaced while the request ran"),
+    (DeadlineExceeded, "the request took longer than it may"),
+)
+"""In place of messages that have addresses in them."""
+
 
 def http_error(error: Exception) -> HttpError:
     """The answer to a request that failed with ``error``."""
@@ -74,5 +97,6 @@ def http_error(error: Exception) -> HttpError:
             if isinstance(error, Overloaded):
                 headers = retry_after(error.retry_after_s)
             param = violations[0][0] if violations else None
-            return HttpError(status, str(error), kind, code=code, param=param, headers=headers)
+            message = next((words for hidden, words in _FOR_CALLERS if isinstance(error, hidden)), str(error))
+            return HttpError(status, message, kind, code=code, param=param, headers=headers)
     return HttpError(500, "the gateway has failed; its log says more", SERVER_ERROR)

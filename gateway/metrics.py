@@ -18,15 +18,20 @@ class Metrics:
         self._answers: Counter[tuple[str, int]] = Counter()
         self._num_streams = 0
         instruments = Instruments()
-        instruments.counter("specdec.gateway.requests", "1", "Answered requests, by route and status.", self._requests)
+        requests = "Answered requests, by route and status; a stream by how it ends."
+        instruments.counter("specdec.gateway.requests", "1", requests, self._requests)
         instruments.gauge("specdec.gateway.streams", "1", "Streams that are open.", lambda: [(self._num_streams, {})])
         self._answer_s = instruments.histogram(
             "specdec.gateway.answer", "s", "Time until an answer begins, by route; without a stream its end.", _BOUNDS_S
         )
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        self._answers[route, status] += 1
+    def began(self, route: str, seconds: float) -> None:
+        """An answer, after so long."""
         self._answer_s.record(seconds, {"route": route})
+
+    def ended(self, route: str, status: int) -> None:
+        """An answer; a stream with the status of what broke it, if anything did."""
+        self._answers[route, status] += 1
 
     @contextmanager
     def streaming(self) -> Iterator[None]:

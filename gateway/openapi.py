@@ -38,6 +38,7 @@ _READ: dict[str, tuple[str, list[str]]] = {
     "/load": ("Requests that run or wait", ["server_load"]),
     "/version": ("The version", ["version"]),
 }
+PATHS = (*_POSTED, *_READ)
 _REFUSALS = ("400", "401", "403", "404", "408", "413", "429", "431", "503", "504")
 
 

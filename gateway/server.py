@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -19,6 +20,10 @@ from specdec.telemetry.prometheus import Scrape
 
 _SEND_BUFFER = 1 << 17
 """Bytes that the system keeps for a client that reads slowly. By default it would keep MiB for each."""
+
+
+_LAST_WORDS_S = 1.0
+"""Of the grace period: time to tell clients of the end."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -40,14 +45,15 @@ class GatewayServer:
         ca = tls.Tls(settings.tls_ca) if settings.tls_ca else None
         self._client = Client(*settings.orchestrator, tls=ca)
         self._socket = _listening(settings.host, settings.port)
+        self._gateway = Gateway(self._client, settings, scrape)
         config = uvicorn.Config(
-            Gateway(self._client, settings, scrape).app(),
+            self._gateway.app(),
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
-            root_path=settings.root_path,
-            timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
+            timeout_keep_alive=settings.idle_connection_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=max(1, math.ceil(settings.shutdown_grace_s)),
             http=Connection,
             limit_concurrency=settings.max_connections,
             ssl_context_factory=(lambda *_: certificates.https_context()) if certificates else None,
@@ -73,10 +79,15 @@ class GatewayServer:
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Accept no more requests, let running ones end within the grace period, then close."""
+        """Accept no more requests, let running ones end within the grace period, end the others with an error, then
+        close."""
         self._server.should_exit = True
+        grace_s = self._settings.shutdown_grace_s
+        left_s = grace_s - min(_LAST_WORDS_S, grace_s / 4)
+        end = asyncio.get_running_loop().call_later(left_s, self._gateway.end)
         if self._serving is not None:
             await self._serving
+        end.cancel()
         await self._client.__aexit__()
         await self._process_metrics.stop()
 

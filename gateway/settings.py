@@ -20,15 +20,25 @@ class GatewaySettings(ServiceSettings):
     allowed_origins: Annotated[list[str], NoDecode] = Field(
         default=[], description="web pages that may call the API from a browser, comma-separated (CORS); empty: none"
     )
+    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+        default=[],
+        description="further names of this machine, comma-separated, or *: on loopback, requests to others are refused",
+    )
+    served_model_name: Annotated[list[str], NoDecode] = Field(
+        default=[], description="names of the model, comma-separated; answers have the first; empty: the orchestrator's"
+    )
     tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes calls of tools; auto: as its chat template says"
     )
     reasoning_format: Literal["none", "think"] = Field(
         "none", description="think: what an answer begins with, between <think> and </think>, is its reasoning"
     )
-    root_path: str = Field("", description="path under which a proxy serves the gateway, such as /llm")
+    root_path: str = Field("", description="path under which a proxy serves the gateway, such as /llm, kept or not")
     accept_unknown_fields: bool = Field(False, description="ignore fields of a body that the gateway does not know")
     keep_alive_s: float = Field(15.0, gt=0, description="silence of a stream after which a comment is sent")
+    idle_connection_s: float = Field(
+        75.0, gt=0, description="time after which an idle connection is closed; longer than that of proxies and clients"
+    )
     max_connections: int = Field(
         1024,
         gt=0,
@@ -36,7 +46,7 @@ class GatewaySettings(ServiceSettings):
     )
     request_timeout_s: float = Field(600.0, gt=0, description="longest time that a request may take")
 
-    @field_validator("orchestrator", "allowed_origins", mode="before")
+    @field_validator("orchestrator", "allowed_origins", "allowed_hosts", "served_model_name", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return split_at_commas(value)

@@ -3,41 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from starlette.responses import StreamingResponse
 
+from gateway.errors import SERVER_ERROR, HttpError, encoded, retry_after
+
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 _SILENCE = b": keep-alive\n\n"
+ENDS = HttpError(503, "this server is shutting down", SERVER_ERROR, headers=retry_after(1.0))
+"""What a request gets that has not ended by then."""
+
+
+class Waiting:
+    """What requests wait for. It ends with the server."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self.has_ended = False
+
+    def end(self) -> None:
+        self.has_ended = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def first_of(self, work: asyncio.Future[Any], *others: asyncio.Future[Any], timeout_s: float | None) -> None:
+        """Wait until one of them is done, or for so long. ``work`` is cancelled where the server ends."""
+        self._tasks.add(work)
+        try:
+            await asyncio.wait({work, *others}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._tasks.discard(work)
 
 
 def event(data: dict[str, Any]) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + encoded(data) + b"\n\n"
 
 
-def streaming(events: AsyncGenerator[bytes, None], headers: dict[str, str], silence_s: float) -> StreamingResponse:
+def streaming(
+    events: AsyncGenerator[bytes, None], headers: dict[str, str], silence_s: float, waiting: Waiting
+) -> StreamingResponse:
     """``silence_s``: after so long without an event a comment is sent, which keeps connections of proxies open."""
-    return StreamingResponse(_kept_alive(events, silence_s), 200, HEADERS | headers, "text/event-stream; charset=utf-8")
+    kept_alive = _kept_alive(events, silence_s, waiting)
+    return StreamingResponse(kept_alive, 200, HEADERS | headers, "text/event-stream; charset=utf-8")
 
 
-async def _kept_alive(events: AsyncGenerator[bytes, None], silence_s: float) -> AsyncIterator[bytes]:
+async def _kept_alive(events: AsyncGenerator[bytes, None], silence_s: float, waiting: Waiting) -> AsyncIterator[bytes]:
     coming: asyncio.Task[bytes] | None = None
     try:
-        while True:
+        while not waiting.has_ended:
             coming = coming or asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({coming}, timeout=silence_s)
-            if not done:
+            await waiting.first_of(coming, timeout_s=silence_s)
+            if not coming.done():
                 yield _SILENCE
                 continue
+            if coming.cancelled():
+                break
             finished, coming = coming, None
             try:
                 yield finished.result()
             except StopAsyncIteration:
                 return
+        yield event(ENDS.body)
     finally:
         if coming is not None:
             coming.cancel()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gateway import structure
@@ -42,7 +43,8 @@ _NAMES = {
 }
 """Fields of the orchestrators' contract, and what callers name them."""
 _IN_CALL = re.compile(r"(?<=tool_calls\[)(\d+\])\.(\w+?)(_json)?$")
-_WITH_FORM = re.compile(r"(?<=not possible with )(json_schema|regex|choices|grammar)$")
+_IN_WORDS = re.compile(r"(?<=not possible with )\w+$|(?<=must be at most )max_tokens\b")
+"""Further fields that a problem names."""
 
 
 def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
@@ -103,10 +105,8 @@ def names_of(body: Generation | TokenizeBody | DetokenizeBody) -> Iterator[None]
     try:
         yield
     except InvalidArgument as error:
-        named = {name: _name(name, body) for name in (*_NAMES, "json_schema", *dict(error.violations))}
-        raise InvalidArgument(
-            [(named[name], _WITH_FORM.sub(lambda match: named[match[0]], what)) for name, what in error.violations]
-        ) from error
+        in_words = partial(_IN_WORDS.sub, lambda match: _name(match[0], body))
+        raise InvalidArgument([(_name(name, body), in_words(what)) for name, what in error.violations]) from error
 
 
 def _name(name: str, body: Generation | TokenizeBody | DetokenizeBody) -> str:
