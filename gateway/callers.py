@@ -121,7 +121,7 @@ class UnderPath:
     """Takes paths with the prefix under which a proxy serves this, and without it: proxies keep it or strip it."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app, self._root_path = app, root_path.rstrip("/")
+        self._app, self._root_path = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

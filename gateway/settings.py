@@ -51,6 +51,11 @@ class GatewaySettings(ServiceSettings):
     def _split(cls, value: object) -> object:
         return split_at_commas(value)
 
+    @field_validator("root_path")
+    @classmethod
+    def _no_slash_at_its_end(cls, value: str) -> str:
+        return value.rstrip("/")
+
     @field_validator("orchestrator")
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:

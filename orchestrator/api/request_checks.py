@@ -69,12 +69,6 @@ def tokens_left(num_prompt_ids: int, message: generation_pb2.GenerateRequest, ta
     return max_tokens
 
 
-def check_text_length(fewest_ids: int, context_length: int) -> None:
-    """Raises ContextExceeded if a text has too many ids, however it is tokenized."""
-    if fewest_ids >= context_length:
-        raise context_exceeded(context_length, f"your prompt has at least {fewest_ids} tokens")
-
-
 def context_exceeded(context_length: int, requested: str) -> ContextExceeded:
     """In OpenAI's words, by which clients recognise that a conversation has to be shortened."""
     return ContextExceeded(

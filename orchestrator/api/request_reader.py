@@ -16,7 +16,7 @@ from orchestrator.api import grammars
 from orchestrator.api.bounds import MAX_SAMPLES, is_long, size_problems
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import (
-    check_text_length,
+    context_exceeded,
     foreign_ids,
     length_problems,
     problems_without_ids,
@@ -73,8 +73,8 @@ class RequestReader:
         num_ids = self._prompts.fewest_ids(message)
         if message.HasField("token_ids"):
             tokens_left(num_ids, message, target)
-        else:  # with its max_tokens it is compared once its length is known, which the caller is told
-            check_text_length(num_ids, target.context_length)
+        elif num_ids >= target.context_length:  # else the caller is told its length, once that is known
+            raise context_exceeded(target.context_length, f"your prompt has at least {num_ids} tokens")
         return request
 
     def read(self, message: Message, target: ModelInfo, request: Request) -> Request:
