@@ -14,7 +14,8 @@ from typing import Any
 
 from gateway import logprobs
 from gateway.bodies import ChatBody, CompletionBody
-from gateway.calls import Call, Text
+from gateway.call_finder import Text
+from gateway.calls import Call
 from gateway.tools import Parser, Part, Reasoning
 from gateway.usage import Usage
 from specdec.v1 import generation_pb2

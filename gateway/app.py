@@ -27,8 +27,8 @@ from starlette.staticfiles import StaticFiles
 from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from gateway.calls import SPECIAL, Format, format_of
-from gateway.errors import SERVER_ERROR, HttpError, Json, http_error
+from gateway.call_finder import SPECIAL, Format, format_of
+from gateway.errors import HIDDEN, SERVER_ERROR, HttpError, Json, http_error
 from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
@@ -37,15 +37,9 @@ from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
 from gateway.tools import Parser
+from gateway.waiting import ENDS, Waiting
 from specdec.client import Client
-from specdec.core.errors import (
-    DeadlineExceeded,
-    ModelMismatch,
-    PermissionDenied,
-    ReplicaLost,
-    SpecdecError,
-    Unauthenticated,
-)
+from specdec.core.errors import PermissionDenied, SpecdecError, Unauthenticated
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
 from specdec.v1 import generation_pb2
 
@@ -73,7 +67,7 @@ class Gateway:
         self._metrics = Metrics()
         self._scrape = scrape
         self._bodies = Bodies(settings.accept_unknown_fields)
-        self._waiting = sse.Waiting()
+        self._waiting = Waiting()
         self._scrape_key: str | None = None  # the last one that an orchestrator took
         self._model_name, self._template, self._named_at = "", "", -_MODEL_NAME_S
 
@@ -156,9 +150,9 @@ class Gateway:
         source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):
             if not body.stream:
-                return Json(await self._while_connected(request, _whole(answer, source)))
+                return Json(await self._waiting.while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
-            first = await self._while_connected(request, anext(source))
+            first = await self._waiting.while_connected(request, anext(source))
         events = self._events(answer, first, source, request_id)
         return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s, self._waiting)
 
@@ -185,7 +179,7 @@ class Gateway:
                     yield sse.event(broken.body)
                 finally:
                     if status == 499 and self._waiting.has_ended:
-                        status = sse.ENDS.status
+                        status = ENDS.status
                     self._metrics.ended("chat" if answer.is_chat else "completions", status)
 
     # --- everything else ---------------------------------------------------------------------------------------
@@ -314,26 +308,11 @@ class Gateway:
             raise _unknown_model(name, names)
         return names[0]
 
-    async def _while_connected(self, request: Request, work: Awaitable[T]) -> T:
-        """The result of ``work``. Raises ClientDisconnect, and cancels it, as soon as the client is gone."""
-        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-        try:
-            await self._waiting.first_of(working, leaving, timeout_s=None)
-            if not working.done():
-                raise ClientDisconnect
-            if working.cancelled():
-                raise sse.ENDS
-            return working.result()
-        finally:
-            working.cancel()
-            leaving.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
-
 
 def _answer_to(error: Exception, request_id: str) -> HttpError:
     if not isinstance(error, (SpecdecError, HttpError)):
         log.error("a request failed", exc_info=error, extra={"request_id": request_id})
-    elif isinstance(error, (ReplicaLost, ModelMismatch, DeadlineExceeded)):
+    elif isinstance(error, HIDDEN):
         log.warning("a request failed", extra={"request_id": request_id, "problem": str(error)})
     return http_error(error)
 
@@ -343,11 +322,6 @@ async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str,
         async for prompt, response in source:
             answer.collect(prompt, response)
     return answer.whole()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _unknown_model(name: str, served: Sequence[str]) -> HttpError:

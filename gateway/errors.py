@@ -85,6 +85,7 @@ _FOR_CALLERS: tuple[tuple[type[SpecdecError], str], ...] = (
     (DeadlineExceeded, "the request took longer than it may"),
 )
 """In place of messages that have addresses in them."""
+HIDDEN = tuple(kind for kind, _ in _FOR_CALLERS)
 
 
 def http_error(error: Exception) -> HttpError:

@@ -8,34 +8,12 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from gateway.errors import SERVER_ERROR, HttpError, encoded, retry_after
+from gateway.errors import encoded
+from gateway.waiting import ENDS, Waiting
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 _SILENCE = b": keep-alive\n\n"
-ENDS = HttpError(503, "this server is shutting down", SERVER_ERROR, headers=retry_after(1.0))
-"""What a request gets that has not ended by then."""
-
-
-class Waiting:
-    """What requests wait for. It ends with the server."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[Any]] = set()
-        self.has_ended = False
-
-    def end(self) -> None:
-        self.has_ended = True
-        for task in self._tasks:
-            task.cancel()
-
-    async def first_of(self, work: asyncio.Future[Any], *others: asyncio.Future[Any], timeout_s: float | None) -> None:
-        """Wait until one of them is done, or for so long. ``work`` is cancelled where the server ends."""
-        self._tasks.add(work)
-        try:
-            await asyncio.wait({work, *others}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._tasks.discard(work)
 
 
 def event(data: dict[str, Any]) -> bytes:

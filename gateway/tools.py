@@ -1,6 +1,6 @@
 """Reasoning, text and calls of tools in an answer. A parser gets the text in pieces; how it is cut changes nothing.
 
-Knows what follows what; does not know how calls are written (gateway.calls), chunks and choices.
+Knows what follows what; does not know how calls are written (gateway.call_finder), chunks and choices.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.calls import CallFinder, Format, Piece
+from gateway.call_finder import CallFinder, Format, Piece
 from gateway.reasoning import ReasoningSplit
 
 
@@ -22,7 +22,7 @@ Part = Piece | Reasoning
 
 
 class Parser:
-    """Text -> parts. The other parameters are those of gateway.calls.CallFinder."""
+    """Text -> parts. The other parameters are those of gateway.call_finder.CallFinder."""
 
     def __init__(
         self,

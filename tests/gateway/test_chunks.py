@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from gateway.answers import Answer
 from gateway.bodies import ChatBody
-from gateway.calls import Format
+from gateway.call_finder import Format
 from gateway.tools import Parser
 from specdec.v1 import generation_pb2
 

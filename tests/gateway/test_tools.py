@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls import Arguments, Call, Format, Text, format_of
+from gateway.call_finder import Format, Text, format_of
+from gateway.calls import Arguments, Call
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from gateway.tools import Parser, Part, Reasoning
