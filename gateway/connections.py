@@ -26,7 +26,7 @@ class Connection(H11Protocol):
         self._waiting_since = self.loop.time()
         self._watch()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            # Callers whose request has not come yet need no key to stay, and health checks must get in.
+            # Callers that have sent no request yet need no key to stay, and health checks must get in.
             waiting = [other for other in self.connections if isinstance(other, Connection) and other.waits]
             oldest = min(waiting, key=lambda other: other._waiting_since)
             if oldest is not self:

@@ -59,7 +59,7 @@ class DraftOptions:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The name of the caller's account; the owner, whose requests alone are proposed what these samples write; and the
+    """The name of the caller's account; the owner: only its requests are proposed what these samples write; and the
     salt of cached prompts."""
 
     account: str = ""

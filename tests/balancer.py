@@ -44,7 +44,7 @@ class Balancer:
         task.add_done_callback(self._tasks.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(OSError, IndexError):  # nobody there: closed at once
+        with contextlib.closing(writer), contextlib.suppress(OSError, IndexError):  # no server there: closed at once
             there, back = await asyncio.open_connection(*self._random.choice(list(self._endpoints())))
             with contextlib.closing(back):
                 await asyncio.gather(_pump(reader, back), _pump(there, writer))

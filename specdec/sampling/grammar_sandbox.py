@@ -56,6 +56,15 @@ _STARTS: dict[Reasoning, str] = {
     "may open": 'start: ("<think>" thought /\\n{0,2}/)? @answer',
 }
 
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+"""Of strings in JSON schemas, that llguidance knows."""
+
+_DATA = ("const", "enum", "default", "example", "examples")
+"""Keys of a schema with values that are no schemas."""
+
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+"""Keys with schemas by name."""
+
 _TOO_LARGE = "takes too much time, memory or depth to compile"
 
 
@@ -158,7 +167,7 @@ def _answer(grammars: Grammars, form: str, text: str, reasoning: Reasoning) -> d
 def _read(form: str, text: str) -> str:
     if form == "json_schema":
         try:
-            return LLMatcher.grammar_from_json_schema(text, defaults=_SPACES)
+            return LLMatcher.grammar_from_json_schema(_without_other_formats(text), defaults=_SPACES)
         except ValueError as error:
             raise InvalidArgument([(form, f"is not JSON: {error}")]) from error
     if form == "regex":
@@ -174,6 +183,31 @@ def _behind(start: str, grammar: str) -> str:
     answer, *others = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     first = {"name": "reasoning", "lark_grammar": f"{start}\n{_THOUGHT}"}
     return json.dumps({"grammars": [first, {**answer, "name": "answer"}, *others]})
+
+
+def _without_other_formats(schema: str) -> str:
+    """A schema without the formats that no grammar stands for. JSON Schema calls a format an annotation."""
+    if '"format"' not in schema:
+        return schema
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError):
+        return schema  # llguidance says what is wrong
+    inner, changes = [value], False
+    while inner:
+        part = inner.pop()
+        if isinstance(part, dict):
+            if isinstance(form := part.get("format"), str) and form not in FORMATS:
+                del part["format"]
+                changes = True
+            for key, item in part.items():
+                if key in _BY_NAME and isinstance(item, dict):
+                    inner += item.values()
+                elif key not in _DATA:
+                    inner.append(item)
+        elif isinstance(part, list):
+            inner += part
+    return json.dumps(value) if changes else schema
 
 
 def main() -> None:

@@ -200,8 +200,8 @@ async def test_the_law_holds_where_streams_are_lost_that_hold_text_back(
     once = Client._once
     lost: set[int] = set()
 
-    async def losing(self: Client, at: int, request: Any, *rest: Any) -> AsyncIterator[Any]:
-        async with aclosing(once(self, at, request, *rest)) as responses:
+    async def losing(self: Client, at: int, request: Any, *rest: Any, **named: Any) -> AsyncIterator[Any]:
+        async with aclosing(once(self, at, request, *rest, **named)) as responses:
             async for response in responses:
                 if response.round.round == 3 and request.seed < NUM_LOST and request.seed not in lost:
                     lost.add(request.seed)

@@ -14,7 +14,7 @@ import pytest_asyncio
 from llguidance import LLMatcher, LLTokenizer
 
 from specdec.core.errors import InvalidArgument, Overloaded
-from specdec.sampling.grammar_sandbox import GrammarSandbox
+from specdec.sampling.grammar_sandbox import FORMATS, GrammarSandbox
 from tests.models.grammars import TOKENIZER, VOCAB
 
 pytestmark = pytest.mark.slow
@@ -71,6 +71,23 @@ async def test_a_hostile_grammar_is_an_invalid_argument_of_its_own_field(
 async def test_a_bad_grammar_is_refused_in_words(sandbox: GrammarSandbox, form: str, text: str, problem: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{form}: .*{problem}"):
         await sandbox.checked(form, text)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_format_that_no_grammar_stands_for_is_an_annotation(sandbox: GrammarSandbox) -> None:
+    """Those that are known bind. What is no format stays: data, and properties of that name."""
+
+    def schema(text: dict[str, object]) -> str:
+        data = {"const": {"format": "path"}}
+        names = {"format": text, "default": {"anyOf": [{"type": "null"}, text]}, "a": data}
+        return json.dumps({"type": "object", "properties": names, "$defs": {"format": text}})
+
+    plain = await sandbox.checked("json_schema", schema({"type": "string"}))
+    for name in ("path", "password", "binary", "uuid4", "regex", "iri", "json-pointer", "decimal", "no such format"):
+        assert await sandbox.checked("json_schema", schema({"type": "string", "format": name})) == plain
+    for name in FORMATS:
+        assert await sandbox.checked("json_schema", schema({"type": "string", "format": name})) != plain
+    assert json.loads(plain)["grammars"][0]["json_schema"]["properties"]["a"] == {"const": {"format": "path"}}
 
 
 @pytest.mark.asyncio(loop_scope="module")
