@@ -67,7 +67,10 @@ class Admission:
         ``arrived``: the approximate arrival time of the request; ``num_slots``: size of the KV cache, 0 if unbounded.
         """
         if num_slots and len(spec.token_ids) >= num_slots:
-            raise ContextExceeded(f"{len(spec.token_ids)} token ids do not fit a KV cache of {num_slots} slots")
+            raise ContextExceeded(
+                f"This model's maximum context length is {num_slots} tokens here, as its KV cache has no more slots. "
+                f"However, there are {len(spec.token_ids)} token ids."
+            )
         if self._refused is not None and not self._refused.may_come_back(now):
             self._refused = None
         before = self._refused

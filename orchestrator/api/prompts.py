@@ -18,7 +18,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from orchestrator.api.chat import conversation
 from orchestrator.tokenizer.chat_template import ChatTemplate
-from specdec.core.errors import ContextExceeded
 from specdec.sampling.token_bytes import TokenBytes
 from specdec.v1 import generation_pb2
 
@@ -62,17 +61,13 @@ class Prompts:
             fewest = -(-len(message.text) // self._max_characters) if self._max_characters else 0
         return min(fewest, message.truncate_prompt_tokens) if message.truncate_prompt_tokens else fewest
 
-    def ids(self, message: generation_pb2.GenerateRequest, context_length: int) -> array[int]:
-        """The ids of the prompt. Raises ContextExceeded if they alone are longer than the context, and InvalidArgument
-        if the chat template refuses the conversation."""
+    def ids(self, message: generation_pb2.GenerateRequest) -> array[int]:
+        """The ids of the prompt. Raises InvalidArgument if the chat template refuses the conversation."""
         if message.WhichOneof("prompt") == "token_ids":
             ids = array("I", message.token_ids.token_ids)
         else:
             ids = self.tokenized(message)
-        ids = ids[-message.truncate_prompt_tokens :]
-        if len(ids) > context_length:
-            raise ContextExceeded(f"{len(ids)} prompt tokens do not fit the context of {context_length}")
-        return ids
+        return ids[-message.truncate_prompt_tokens :]
 
     def end(self, ids: array[int]) -> str:
         """The last words of a prompt, without white space behind them."""

@@ -58,18 +58,29 @@ def problems_without_ids(
     yield from _text_option_problems(message, prompts)
 
 
-def tokens_left(
-    num_prompt_ids: int, message: generation_pb2.GenerateRequest, target: ModelInfo, *, about: str = ""
-) -> int:
+def tokens_left(num_prompt_ids: int, message: generation_pb2.GenerateRequest, target: ModelInfo) -> int:
     """The tokens that may be generated after so many. Raises ContextExceeded if the context has no room for them."""
     room = target.context_length - num_prompt_ids
     max_tokens = message.max_tokens if message.HasField("max_tokens") else room
     if max_tokens > room or room <= 0:
-        raise ContextExceeded(
-            f"{about}{num_prompt_ids} prompt tokens and max_tokens {max(max_tokens, 1)}"
-            f" do not fit the context of {target.context_length}"
-        )
+        num_new = max(max_tokens, 1)
+        parts = f"{num_prompt_ids} in the prompt, {num_new} in the completion"
+        raise context_exceeded(target.context_length, f"you requested {num_prompt_ids + num_new} tokens ({parts})")
     return max_tokens
+
+
+def check_text_length(fewest_ids: int, context_length: int) -> None:
+    """Raises ContextExceeded if a text has too many ids, however it is tokenized."""
+    if fewest_ids >= context_length:
+        raise context_exceeded(context_length, f"your prompt has at least {fewest_ids} tokens")
+
+
+def context_exceeded(context_length: int, requested: str) -> ContextExceeded:
+    """In OpenAI's words, by which clients recognise that a conversation has to be shortened."""
+    return ContextExceeded(
+        f"This model's maximum context length is {context_length} tokens. However, {requested}. "
+        "Please reduce the length of the prompt or of the completion."
+    )
 
 
 def foreign_ids(message: generation_pb2.GenerateRequest, target: ModelInfo) -> Problems:

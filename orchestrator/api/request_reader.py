@@ -15,7 +15,13 @@ from typing import Any
 from orchestrator.api import grammars
 from orchestrator.api.bounds import MAX_SAMPLES, is_long, size_problems
 from orchestrator.api.prompts import Prompts
-from orchestrator.api.request_checks import foreign_ids, length_problems, problems_without_ids, tokens_left
+from orchestrator.api.request_checks import (
+    check_text_length,
+    foreign_ids,
+    length_problems,
+    problems_without_ids,
+    tokens_left,
+)
 from orchestrator.request import Caller, DraftOptions, OutputOptions, Request, Stops, no_ids
 from orchestrator.tokenizer.defaults import Defaults
 from specdec.core.errors import InvalidArgument
@@ -64,8 +70,11 @@ class RequestReader:
         problems += [] if is_long(message) else foreign_ids(message, target)
         if problems:
             raise InvalidArgument(problems)
-        about = "" if message.HasField("token_ids") else "at least "
-        tokens_left(self._prompts.fewest_ids(message), message, target, about=about)
+        num_ids = self._prompts.fewest_ids(message)
+        if message.HasField("token_ids"):
+            tokens_left(num_ids, message, target)
+        else:  # with its max_tokens it is compared once its length is known, which the caller is told
+            check_text_length(num_ids, target.context_length)
         return request
 
     def read(self, message: Message, target: ModelInfo, request: Request) -> Request:
@@ -74,7 +83,7 @@ class RequestReader:
         Its time grows with the prompt and the ids to resume. Raises InvalidArgument with all violations, or
         ContextExceeded.
         """
-        prompt_ids = self._prompts.ids(message, target.context_length)
+        prompt_ids = self._prompts.ids(message)
         max_tokens = tokens_left(len(prompt_ids), message, target)
         bad_words = self._bad_words(message)
         problems = list(foreign_ids(message, target)) if is_long(message) else []

@@ -74,9 +74,9 @@ def test_there_are_never_two_tokens_of_the_beginning():
     for fields in ({}, {"add_special_tokens": False}, {"add_special_tokens": True}):
         assert read(found, {"messages": [USER]}, **fields) == expected
     text = generation_pb2.GenerateRequest(text="hello")
-    assert list(found.ids(text, 64)) == [0, *ids_of("hello")]
+    assert list(found.ids(text)) == [0, *ids_of("hello")]
     text.add_special_tokens = False
-    assert list(found.ids(text, 64)) == ids_of("hello")
+    assert list(found.ids(text)) == ids_of("hello")
 
 
 def test_tools_and_variables_reach_the_template():

@@ -76,7 +76,7 @@ TEXTS = st.text(st.sampled_from("a bxyé\n\u00ad\u0301\u0323\u0308\u0345\u1f82\u
 def test_no_text_has_fewer_tokens_than_is_said_of_it_before(name: str, text: str) -> None:
     message = generation_pb2.GenerateRequest(text=text)
     prompts = Prompts(BOUNDED[name])
-    assert prompts.fewest_ids(message) <= len(prompts.ids(message, 1 << 20))
+    assert prompts.fewest_ids(message) <= len(prompts.ids(message))
     long = generation_pb2.GenerateRequest(text="xy" * 10_000)
     assert prompts.fewest_ids(long) > 1, "and it is said of a long one"
 
@@ -95,7 +95,7 @@ def test_a_character_decomposes_into_no_more_than_is_taken_into_account() -> Non
 @given(st.text(min_size=1))
 def test_ids_are_those_of_encode(text: str) -> None:
     expected = BOUNDED["bytes"].encode(text).ids
-    assert list(Prompts(BOUNDED["bytes"]).ids(generation_pb2.GenerateRequest(text=text), 1 << 20)) == expected
+    assert list(Prompts(BOUNDED["bytes"]).ids(generation_pb2.GenerateRequest(text=text))) == expected
 
 
 # --- over gRPC ----------------------------------------------------------------------------------------------
@@ -108,11 +108,11 @@ class Watched(Prompts):
         super().__init__(BOUNDED["bytes"])
         self.num_texts, self.gate = 0, threading.Event()
 
-    def ids(self, message: generation_pb2.GenerateRequest, context_length: int) -> array[int]:
+    def ids(self, message: generation_pb2.GenerateRequest) -> array[int]:
         if message.HasField("text"):
             self.num_texts += 1
             assert self.gate.wait(30)
-        return super().ids(message, context_length)
+        return super().ids(message)
 
 
 OTHER: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "seed": 5}
@@ -149,7 +149,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_waits_or_is_tokenized
         busy = asyncio.create_task(running.client.generate(**OTHER | {"max_tokens": 190}))
         await live(running.orchestrator, 1)
         for _ in range(3):
-            with pytest.raises(ContextExceeded, match="at least 201 prompt tokens"):
+            with pytest.raises(ContextExceeded, match="at least 201 tokens"):
                 await running.client.generate(text="a" * (200 * 53 + 1))
         assert not prompts.num_texts
         assert not busy.done()
