@@ -34,7 +34,9 @@ class Candidates(NamedTuple):
 
     def below(self, parent: int, count: int) -> list[Candidate]:
         """The first ``count`` of them, as children of ``parent``."""
-        return [Candidate(parent, token, self.draft_probs, self.confidence) for token in self.token_ids[:count]]
+        return [
+            Candidate(parent, token, self.draft_probs, confidence=self.confidence) for token in self.token_ids[:count]
+        ]
 
 
 @dataclass(slots=True)

@@ -25,6 +25,6 @@ class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServiceServicer):
 def create_server(drafter: Drafter, settings: EngineSettings) -> ModelServer:
     """A server that is not started yet. Call this on the event loop that will serve."""
     engine = DraftEngine(drafter, settings.max_sequences)
-    servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, "draft-model")
+    servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, name="draft-model")
     add = draft_pb2_grpc.add_DraftServiceServicer_to_server
-    return ModelServer(servicer, add, SERVICE, settings, role="draft", stream="Draft")
+    return ModelServer(servicer, add, SERVICE, settings=settings, role="draft", stream="Draft")

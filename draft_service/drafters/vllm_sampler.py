@@ -54,7 +54,7 @@ class DraftSampler:
             if error := state.sampling.take_in(committed):
                 raise error
         tree = TokenTree.chain([*job.ids(base), *job.chain[max(0, base - job.num_ids) :]])
-        return DraftSequence(job.payload, committed, tree, state, num_candidates=num_candidates)
+        return DraftSequence(job.payload, committed, tree, state=state, num_candidates=num_candidates)
 
 
 def _last_row(job: WorkerJob) -> RowOutputs:

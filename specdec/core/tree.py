@@ -110,8 +110,8 @@ class TokenTree:
         return TokenTree(
             self.token_ids[:num_nodes],
             self.parents[:num_nodes],
-            self.draft_probs[:num_nodes],
-            self.confidence[:num_nodes],
+            draft_probs=self.draft_probs[:num_nodes],
+            confidence=self.confidence[:num_nodes],
         )
 
     def trunk(self) -> TokenTree:
@@ -187,8 +187,8 @@ class TokenTree:
         return TokenTree(
             tuple(self.token_ids[node] for node in nodes),
             tuple(index_of[self.parents[node]] for node in nodes),
-            tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
-            tuple(self.confidence[node] for node in nodes) if self.confidence else (),
+            draft_probs=tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
+            confidence=tuple(self.confidence[node] for node in nodes) if self.confidence else (),
         )
 
     def descend(self, path: Sequence[int]) -> TokenTree:
@@ -211,8 +211,8 @@ class TokenTree:
         return TokenTree(
             self.token_ids + token_ids,
             self.parents + parents,
-            (self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
-            (self.confidence or (0,) * len(self)) + confidence if self.confidence or any(confidence) else (),
+            draft_probs=(self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
+            confidence=(self.confidence or (0,) * len(self)) + confidence if self.confidence or any(confidence) else (),
         )
 
     def lacking(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -250,8 +250,8 @@ class TokenTree:
         return TokenTree(
             chain.token_ids + self.token_ids,
             chain.parents + tuple(shift + parent for parent in self.parents),
-            (None,) * shift + self.draft_probs if self.draft_probs else (),
-            (0,) * shift + self.confidence if self.confidence else (),
+            draft_probs=(None,) * shift + self.draft_probs if self.draft_probs else (),
+            confidence=(0,) * shift + self.confidence if self.confidence else (),
         )
 
 
@@ -277,7 +277,7 @@ class GrowingTree:
         if self._tree is None:
             probs = tuple(self._probs) if self._with_probs else ()
             confidence = tuple(self._confidence) if any(self._confidence) else ()
-            self._tree = TokenTree(tuple(self._token_ids), tuple(self._parents), probs, confidence)
+            self._tree = TokenTree(tuple(self._token_ids), tuple(self._parents), probs, confidence=confidence)
         return self._tree
 
     def add(self, other: TokenTree) -> int:

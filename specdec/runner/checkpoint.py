@@ -98,7 +98,15 @@ def vocabulary_of(directory: Path) -> ModelInfo:
     config = _config(directory) if has_config else PreTrainedConfig()
     num_rows = _positive(config.get_text_config(), "vocab_size") if has_config else sys.maxsize
     vocab_size, vocabulary, ends = _drawable(directory, config, num_rows)
-    return ModelInfo("", "", vocab_size, vocabulary.fingerprint, 0, eos_token_ids=ends, tokens=vocabulary.tokens)
+    return ModelInfo(
+        name="",
+        model_digest="",
+        vocab_size=vocab_size,
+        tokenizer_fingerprint=vocabulary.fingerprint,
+        context_length=0,
+        eos_token_ids=ends,
+        tokens=vocabulary.tokens,
+    )
 
 
 def asked(directory: Path, questions: Iterable[str]) -> list[list[int]]:

@@ -46,7 +46,7 @@ def make(directory: Path, days: float = 90.0, names: Sequence[str] = (), owners:
         key = ec.generate_private_key(ec.SECP256R1())
         san = [_general_name(name) for name in (owner, *_LOCAL, *names)]
         cert = (
-            _builder(owner, ca.subject, key, days)
+            _builder(owner, ca.subject, key, days=days)
             .add_extension(x509.SubjectAlternativeName(san), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(
@@ -65,7 +65,7 @@ def _make_ca(directory: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = "specdec development CA"
     cert = (
-        _builder(name, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, _CA_DAYS)
+        _builder(name, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, days=_CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
@@ -79,7 +79,7 @@ def _make_ca(directory: Path) -> None:
 
 
 def _builder(
-    common_name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
+    common_name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     until = now + datetime.timedelta(days=days)

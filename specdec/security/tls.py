@@ -166,7 +166,7 @@ def of(settings: ServiceSettings, owner: str = "", never: Collection[str] = ()) 
     readable message."""
     if not settings.tls_ca:
         return None
-    return Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner, never)
+    return Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner=owner, never=never)
 
 
 def _bytes(file: str) -> bytes | None:

@@ -67,7 +67,7 @@ class Scrape:
         """
         kind = _IPv6Server if ":" in host else ThreadingWSGIServer
         try:
-            server = make_server(host, port, self._answer, kind, handler_class=_Silent)
+            server = make_server(host, port, self._answer, server_class=kind, handler_class=_Silent)
         except OSError as error:
             raise ValueError(f"--metrics-port: cannot listen on {host}:{port}: {error}") from error
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

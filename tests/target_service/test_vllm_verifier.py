@@ -142,10 +142,10 @@ def test_what_raises_in_a_worker_for_one_sequence_ends_that_one(
     alone = texts(on_vllm()[0], [specs[0], specs[2]], 1)
     inner = getattr(Transforms, place)
 
-    def raising(transforms: Transforms, *args: Any) -> Any:
+    def raising(transforms: Transforms, *args: Any, **options: Any) -> Any:
         if transforms.params is guilty and hasattr(transforms, "_mask"):
             raise error
-        return inner(transforms, *args)
+        return inner(transforms, *args, **options)
 
     monkeypatch.setattr(Transforms, place, raising)
     verifier, _ = on_vllm()
