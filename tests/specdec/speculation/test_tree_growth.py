@@ -50,7 +50,7 @@ def below(tree: TokenTree, *parents: int) -> TokenTree:
     return tree.extended([Candidate(parent, token, None, (parent + 1) % len(OF_CONFIDENCE)) for token, parent in new])
 
 
-@given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
+@given(trees(max_nodes=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
 def test_a_frontier_that_has_grown_equals_a_new_one(tree, max_depth, passes):
     tree = below(EMPTY_TREE, *tree.parents)
     frontier = Frontier(OF_CONFIDENCE.__getitem__, tree, max_depth)
@@ -86,7 +86,7 @@ def test_a_pass_takes_the_likely_nodes_and_leaves_the_rest_to_the_next():
     assert spots(tree, good, 0, 9) == []
 
 
-@given(trees(most=12), st.floats(0.1, 99))
+@given(trees(max_nodes=12), st.floats(0.1, 99))
 def test_a_pass_gains_the_most_for_its_time(tree, pass_rows):
     """Of all numbers of nodes, where each is a row: for the likeliest that are taken, and no others."""
     of_ranks = (0.7,)  # only children for free would be siblings
