@@ -24,10 +24,10 @@ BUDGETS = {
     "orchestrator": 7_720,
     "target_service": 3_250,
     "draft_service": 2_260,
-    "gateway": 3_650,
+    "gateway": 3_820,
     "bench": 7_000,
     "testing": 2_600,
-    "tests": 41_050,
+    "tests": 41_330,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
