@@ -46,6 +46,7 @@ from specdec.v1 import generation_pb2
 log = logging.getLogger(__name__)
 
 _MODEL_NAME_S = 5.0
+_SCRAPE_S = 2.0  # Prometheus waits for 10 s, and there may be several orchestrators
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PAGE = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
@@ -245,7 +246,7 @@ class Gateway:
     async def _metrics_page(self, request: Request) -> Response:
         key = request.headers.get("authorization", "")
         try:
-            await self._info(request)  # it checks the key
+            await self._client.server_info(_SCRAPE_S, metadata=callers.metadata_of(request))  # it checks the key
             self._scrape_key = key
         except (Unauthenticated, PermissionDenied):
             raise

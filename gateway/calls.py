@@ -152,6 +152,12 @@ class CallReader:
         name = yield from self._word(_TAG_NAME)
         yield from expect(self._source, ">")
         self.begin(name)
+        yield from self._source.skip()
+        if (yield from self._source.next()) == "{":  # as Functionary writes it
+            yield from read_value(self._source, self.argue)
+            self.is_complete = True
+            yield from expect(self._source, "</function>")
+            return
         properties = self._tools.get(name, {}).get("properties", {})
         before = "{"
         while True:

@@ -24,7 +24,7 @@ BUDGETS = {
     "orchestrator": 7_720,
     "target_service": 3_250,
     "draft_service": 2_260,
-    "gateway": 3_820,
+    "gateway": 3_830,
     "bench": 7_000,
     "testing": 2_600,
     "tests": 41_330,

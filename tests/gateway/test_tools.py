@@ -99,6 +99,7 @@ TEXTS: list[tuple[Format, str, list[Part | Called]]] = [
         "<tool_call><function=f><parameter=a>x y</parameter><parameter=b>{'c': 1}</parameter></tool_call>",
         [Called("f", '{"a": "x y", "b": {"c": 1}}')],
     ),
+    ("qwen3_coder", '<function=f>{"a": 1}</function> x', [Called("f", '{"a": 1}'), Text("x")]),
     # What models write is not always JSON.
     ("hermes", '<tool_call>{"name": "write", "arguments": {"text": "a\tb\n\\"c\\" \\d"}}</tool_call>', [CODE]),
     ("llama3_json", '{"name": "write", "parameters": {"text": "a\tb\n\\"c\\" \\d"}}', [CODE]),
