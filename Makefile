@@ -11,7 +11,7 @@ VLLM_READY := $(VLLM)/.ready
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready
 
-.PHONY: help setup setup-vllm demo test test-clients test-fast test-vllm check format protos clean
+.PHONY: help setup setup-vllm demo test test-clients test-failed test-fast test-vllm check format protos clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,11 @@ demo: setup ## Ask a small chat model, with speculation and without
 # tests/conftest.py: slow tests first, because they mostly wait for processes.
 test: setup ## Run every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+
+# On a busy machine a test of faults may miss its time limit. What failed runs again, one test at a time, and is named.
+test-failed: setup ## Run the tests again that failed the last time, at most 10
+	@test $$($(BIN)/python -c 'import json; print(len(json.load(open(".pytest_cache/v/cache/lastfailed"))))') -le 10
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --verbose
 
 test-fast: setup ## Run the tests that are short and start no process
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"

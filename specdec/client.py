@@ -38,6 +38,7 @@ _MAX_DEATHS, _MAX_DEATHS_IN_ALL = 2, 4
 """A request may be what ends its orchestrators. So many deaths in a row end it; with new ids between them, twice as
 many do, because new ids prove the text so far harmless."""
 _FATE_TIMEOUT_S = 1.0
+_FATE_PAUSE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -295,11 +296,15 @@ class _Line:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self.stub() as stub:
-                try:
-                    info = await stub.GetServerInfo(generation_pb2.GetServerInfoRequest(), metadata=metadata)
-                except grpc.aio.AioRpcError:
-                    return await is_refused(self.address)
-                return bool(info.instance != instance)
+                while True:
+                    try:
+                        info = await stub.GetServerInfo(generation_pb2.GetServerInfoRequest(), metadata=metadata)
+                        return bool(info.instance != instance)
+                    except grpc.aio.AioRpcError:
+                        if await is_refused(self.address):
+                            return True
+                    # Something listens, but the channel has not connected to it yet.
+                    await asyncio.sleep(_FATE_PAUSE_S)
         return False
 
     async def _close_unused(self, channel: grpc.aio.Channel) -> None:

@@ -33,12 +33,16 @@ async def test_who_names_no_number_drafts_as_many_as_pay_by_what_all_requests_me
 
 
 async def test_beside_drafts_that_grow_ahead_a_text_whose_rounds_wait_is_drafted_for() -> None:
-    """Token verification always waits, also beside texts that find trees that have arrived."""
+    """Token verification always waits, also beside texts that find trees that have arrived. Several texts, because a
+    busy machine may make the draft too slow for one of them."""
     verifier, drafter = LmVerifier(TableRunner(seed=1)), LanguageModelDrafter(TableRunner(seed=1))
     fields = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 1.0}
     async with cluster([verifier], [drafter], num_draft_tokens=None, num_ahead_tokens=40) as running:
-        [sample] = await running.client.generate(**fields, verification=common_pb2.VERIFICATION_METHOD_TOKEN)
-    assert sample.finish.speculation.num_drafts > 0
+        for _ in range(20):
+            [sample] = await running.client.generate(**fields, verification=common_pb2.VERIFICATION_METHOD_TOKEN)
+            if sample.finish.speculation.num_drafts:
+                return
+    raise AssertionError("no text was drafted for")
 
 
 async def test_samples_begin_one_by_one_not_all_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,7 +292,9 @@ async def test_a_growth_costs_time_for_its_own_nodes_and_not_for_the_trie(monkey
     made = []
     check = TokenTree.__init__
     monkeypatch.setattr(
-        TokenTree, "__init__", lambda self, *fields: (made.append(len(fields[0])), check(self, *fields))[1]
+        TokenTree,
+        "__init__",
+        lambda self, ids, *rest, **named: (made.append(len(ids)), check(self, ids, *rest, **named))[1],
     )
     await speculation.next(sequence)
     assert not draft.script
