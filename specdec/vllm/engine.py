@@ -104,8 +104,7 @@ class VllmEngine:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
         chain. Returns what came of each, and the number of rows."""
         self._scheduler.begin(dict(itertools.islice(chains.items(), self._max_sequences)), extras)
-        outputs, executed = self._core.step()
-        self._core.post_step(executed)
+        outputs, _ = self._core.step()  # post_step would fetch the proposer's draft tokens, and there are none
         tokens = {
             output.request_id: tuple(output.new_token_ids) for part in outputs.values() for output in part.outputs
         }
@@ -179,6 +178,11 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> Vll
     ).create_engine_config()
     if config.use_v2_model_runner:
         raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
+    if config.model_config.is_hybrid or config.model_config.is_attention_free:
+        raise ValueError(
+            "engine vllm serves no model with a recurrent state (Mamba, linear attention): vLLM's model runner V1 keeps"
+            " it for sequences of every pass alone, and draft tokens could not be taken back"
+        )
     if num_slots:
         config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
     return config

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
-from specdec.runner.loading import grammars
+from specdec.runner.loading import default_threads, grammars
 from specdec.server.liveness import RESTART_STATUS
 
 if TYPE_CHECKING:
@@ -56,7 +58,10 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
     checkpoint = Checkpoint.find(
         settings.model, dtype, "vllm", fingerprint=fingerprint, revision=settings.revision, quantised=True
     )
-    _set_environment(settings)
+    in_process = _runs_in_process(settings)
+    if in_process:  # before vLLM's worker is made, which takes torch's function away
+        torch.set_num_threads(settings.threads or default_threads())
+    _set_environment(settings, in_process)
     from specdec.vllm.engine import VllmEngine, device_type, lend_workers
 
     if (chosen := device_type()) != device.type or device.index:
@@ -74,7 +79,10 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         log.info("lending workers", extra={"to": settings.vllm.master_addr, "node_rank": settings.vllm.node_rank})
         lend_workers(arguments, settings.vllm.num_speculative_tokens, settings.kv_slots)
         raise SystemExit(RESTART_STATUS)
-    engine = VllmEngine(
+    if in_process:
+        arguments["distributed_executor_backend"] = "uni"
+    new_engine = functools.partial(
+        VllmEngine,
         arguments,
         sampler,
         max_chain=settings.vllm.num_speculative_tokens,
@@ -83,6 +91,11 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         lost=lambda: os._exit(RESTART_STATUS),
         grammars=grammars(checkpoint.directory, checkpoint.info),
     )
+    if in_process:  # in a thread that ends, and OpenMP's helpers with it: see load_runner
+        with ThreadPoolExecutor(1, "loading") as loading:
+            engine = loading.submit(new_engine).result()
+    else:
+        engine = new_engine()
     return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
 
 
@@ -100,7 +113,15 @@ def _installed() -> str:
     )
 
 
-def _set_environment(settings: ModelServiceSettings) -> None:
+def _runs_in_process(settings: ModelServiceSettings) -> bool:
+    """Whether the worker is in the process of the service: one CPU device, if nothing else is asked for. The two ends
+    of a pipe to another process would wait for messages by spinning, on cores that the model needs."""
+    vllm = settings.vllm
+    on_one = vllm.tensor_parallel_size == vllm.nnodes == 1 and vllm.distributed_executor_backend is None
+    return on_one and torch.device(settings.device).type == "cpu"
+
+
+def _set_environment(settings: ModelServiceSettings, in_process: bool) -> None:
     """What vLLM reads from the environment when it is imported."""
     environment = {
         "VLLM_CONFIGURE_LOGGING": "0",  # its records are ours
@@ -108,6 +129,8 @@ def _set_environment(settings: ModelServiceSettings) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
     }
+    if in_process:
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
         num_workers = max(1, settings.vllm.tensor_parallel_size // settings.vllm.nnodes)
         environment["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))

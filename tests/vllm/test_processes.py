@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
 from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
 from specdec.client import Client
 from specdec.core.rounds import TargetOpen
@@ -88,6 +89,7 @@ async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_
 
 async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_model, tmp_path) -> None:
     flags = ["--engine=vllm", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}"]
+    flags += ["--vllm.distributed-executor-backend=mp"]
     async with service("target_service", free_ports(1)[0], flags, tmp_path) as running:
         await healthy(running)
         family = children(running.process.pid)
@@ -95,6 +97,23 @@ async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_mod
         os.kill(family[-1], signal.SIGKILL)
         assert await asyncio.wait_for(running.process.wait(), 60) == RESTART_STATUS
         await eventually(lambda: not any(map(lives, family)))
+
+
+async def test_one_cpu_has_its_worker_in_the_process_of_the_service(target_model, tmp_path) -> None:
+    flags = ["--engine=vllm", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}", "--threads=1"]
+    async with service("target_service", free_ports(1)[0], flags, tmp_path) as running:
+        await healthy(running)
+        assert not children(running.process.pid)
+
+
+@pytest.mark.parametrize("sampler", [SAMPLER, DRAFT_SAMPLER], ids=["target", "draft"])
+def test_a_model_with_a_recurrent_state_is_refused(load, tmp_path, sampler: str) -> None:
+    shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    mixed = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    config = transformers.JambaConfig(**shape, **mixed, num_experts=1)
+    transformers.JambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="engine vllm serves no model with a recurrent state"):
+        load(settings(str(tmp_path)), sampler)
 
 
 def children(pid: int) -> list[int]:

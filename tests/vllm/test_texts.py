@@ -31,7 +31,9 @@ def verifier(load, target_model) -> VllmVerifier:
 
 @pytest.fixture(scope="module")
 def drafter(load, draft_model) -> VllmDrafter:
-    return VllmDrafter(*load(settings(draft_model), DRAFT_SAMPLER, prefix_caching=False))
+    """Its worker is a process: passes of two models in one process at a time are not vLLM's."""
+    apart = settings(draft_model, vllm={"distributed_executor_backend": "mp"})
+    return VllmDrafter(*load(apart, DRAFT_SAMPLER, prefix_caching=False))
 
 
 @pytest.fixture(scope="module")
