@@ -79,4 +79,6 @@ def _decided(chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError 
     if not outcome.tokens:
         return PassFailed("the model computes NaN or infinity for the text of this sequence")
     accepted = tuple(chain[: len(outcome.tokens) - 1])
-    return Decision(accepted, outcome.tokens[-1], refused=bool(outcome.extra))
+    return Decision(
+        accepted, outcome.tokens[-1], refused=bool(outcome.extra), num_cached_tokens=outcome.num_cached_tokens
+    )

@@ -24,7 +24,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -104,16 +104,19 @@ class VllmEngine:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
         chain. Returns what came of each, and the number of rows."""
         self._scheduler.begin(dict(itertools.islice(chains.items(), self._max_sequences)), extras)
-        outputs, _ = self._core.step()  # post_step would fetch the proposer's draft tokens, and there are none
-        tokens = {
-            output.request_id: tuple(output.new_token_ids) for part in outputs.values() for output in part.outputs
-        }
+        parts, _ = self._core.step()  # post_step would fetch the proposer's draft tokens, and there are none
+        outputs = {output.request_id: output for part in parts.values() for output in part.outputs}
         scheduled = self._scheduler.num_scheduled
-        return {key: self._outcome(key, tokens, scheduled) for key in chains}, sum(scheduled.values())
+        return {key: self._outcome(key, outputs.get(key), scheduled) for key in chains}, sum(scheduled.values())
 
-    def _outcome(self, key: str, tokens: Mapping[str, tuple[int, ...]], scheduled: Mapping[str, int]) -> Outcome:
-        if key in tokens:
-            return Outcome(tokens[key], self._scheduler.results.get(key))
+    def _outcome(self, key: str, output: EngineCoreOutput | None, scheduled: Mapping[str, int]) -> Outcome:
+        if output is not None:
+            prefill = output.prefill_stats  # of the first output alone
+            return Outcome(
+                tuple(output.new_token_ids),
+                self._scheduler.results.get(key),
+                num_cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
+            )
         request = self._scheduler.requests.get(key)
         if request is None:
             return Outcome(())

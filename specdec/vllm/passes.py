@@ -58,11 +58,12 @@ def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sample
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
-    no KV blocks were free for it."""
+    no KV blocks were free for it. ``num_cached_tokens``: of its prompt, with its first tokens."""
 
     tokens: tuple[int, ...] | None = None
     extra: Any = None
     no_memory: bool = False
+    num_cached_tokens: int = 0
 
     @property
     def error(self) -> SpecdecError | None:

@@ -135,6 +135,15 @@ async def test_a_text_that_lacks_one_row_has_no_chain_yet(
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
+async def test_cached_tokens_of_a_prompt_are_counted(verifier: VllmVerifier, drafter: VllmDrafter) -> None:
+    """Full blocks of 128."""
+    prompt = [(7 * i) % 4093 for i in range(300)]
+    async with cluster([verifier], [drafter]) as deployment:
+        asked = {"token_ids": {"token_ids": prompt}, "max_tokens": 5, "cache_salt": "cached"}
+        samples = [(await deployment.client.generate(**asked))[0] for _ in range(2)]
+    assert [sample.finish.usage.cached_prompt_tokens for sample in samples] == [0, 256]
+
+
 async def test_what_raises_for_one_text_ends_that_one(load, target_model: str, prompts: list[list[int]]) -> None:
     verifier = VllmVerifier(*load(settings(target_model), "tests.vllm.raising:RaisingSampler"))
     async with cluster([verifier]) as deployment:
