@@ -103,6 +103,7 @@ class VllmEngine:
     def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
         chain. Returns what came of each, and the number of rows."""
+        torch.get_num_threads()  # tells OpenMP in this thread, which vLLM's kernels ask by themselves
         self._scheduler.begin(dict(itertools.islice(chains.items(), self._max_sequences)), extras)
         parts, _ = self._core.step()  # post_step would fetch the proposer's draft tokens, and there are none
         outputs = {output.request_id: output for part in parts.values() for output in part.outputs}

@@ -92,7 +92,7 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         grammars=grammars(checkpoint.directory, checkpoint.info),
     )
     if in_process:  # in a thread that ends, and OpenMP's helpers with it: see load_runner
-        with ThreadPoolExecutor(1, "loading") as loading:
+        with ThreadPoolExecutor(1, "loading", torch.get_num_threads) as loading:  # see VllmEngine.run
             engine = loading.submit(new_engine).result()
     else:
         engine = new_engine()

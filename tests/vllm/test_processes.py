@@ -100,9 +100,17 @@ async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_mod
 
 
 async def test_one_cpu_has_its_worker_in_the_process_of_the_service(target_model, tmp_path) -> None:
+    ports = free_ports(2)
     flags = ["--engine=vllm", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}", "--threads=1"]
-    async with service("target_service", free_ports(1)[0], flags, tmp_path) as running:
+    async with (
+        service("target_service", ports[0], flags, tmp_path) as running,
+        service("orchestrator", ports[1], [f"--target={running.address}"], tmp_path) as orchestrator,
+    ):
         await healthy(running)
+        await paired(orchestrator)
+        async with Client(orchestrator.address) as client:
+            [sample] = await client.generate(token_ids={"token_ids": [1, 2, 3]}, max_tokens=20, ignore_eos=True)
+        assert len(sample.token_ids) == 20, "with fewer threads than cores"
         assert not children(running.process.pid)
 
 
