@@ -31,8 +31,13 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
+from specdec.core.rounds import Logprobs
 from specdec.sampling.grammar import Grammars
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept, sampled_by
+from specdec.sampling.logprobs import logprobs_of
+from specdec.vllm.passes import Outcome, PromptLogprobsRequest, WorkerJob, WorkerSampler, num_kept, sampled_by
+
+MAX_PROMPT_LOGITS = 64
+"""Rows of a prompt whose logits are computed at a time: a row of logits is as long as the vocabulary."""
 
 
 class VllmEngine:
@@ -66,9 +71,11 @@ class VllmEngine:
         scheduler: PassScheduler = self._core.scheduler
         return scheduler
 
-    def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
+    def add(
+        self, ids: Sequence[int], salt: bytes, payload: Any, prompt_logprobs: PromptLogprobsRequest | None = None
+    ) -> str:
         """Add a sequence with its committed ``ids``, which are the prompt for vLLM. Returns its key. It takes no KV
-        blocks yet. ``payload`` can be pickled."""
+        blocks yet. ``payload`` can be pickled. With ``prompt_logprobs`` nothing that is cached is used for it."""
         key = str(next(self._numbers))
         request = EngineCoreRequest(
             request_id=key,
@@ -79,7 +86,8 @@ class VllmEngine:
                 max_tokens=max(1, self.context_length - len(ids)),
                 ignore_eos=True,
                 detokenize=False,
-                extra_args={"payload": payload},
+                prompt_logprobs=prompt_logprobs and prompt_logprobs.num_top,
+                extra_args={"payload": payload, "prompt_logprobs": prompt_logprobs},
             ),
             pooling_params=None,
             arrival_time=time.time(),
@@ -117,6 +125,7 @@ class VllmEngine:
                 tuple(output.new_token_ids),
                 self._scheduler.results.get(key),
                 num_cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
+                prompt_logprobs=self._scheduler.prompt_logprobs.get(key),
             )
         request = self._scheduler.requests.get(key)
         if request is None:
@@ -214,6 +223,8 @@ class PassScheduler(Scheduler):
     """Rows of the last pass by sequence."""
     results: Mapping[str, Any] = {}
     """The samplers' extras of the last pass by sequence."""
+    prompt_logprobs: Mapping[str, Logprobs] = {}
+    """Of the prompts that ended in the last pass."""
 
     def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> None:
         """Name the sequences of the next pass."""
@@ -241,6 +252,7 @@ class PassScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.results = getattr(model_runner_output, "extras", {})
+        self.prompt_logprobs = getattr(model_runner_output, "prompt_logprobs", {})
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
@@ -275,25 +287,27 @@ class _Sampling:
 
     def __init__(self, runner: Any, sampler: WorkerSampler, vocab_size: int) -> None:
         self._runner, self._sampler, self._vocab_size = runner, sampler, vocab_size
+        self._prompts = _PromptLogprobs(runner, vocab_size)
         self._execute, self._finish = runner.execute_model, runner.sample_tokens
         self._output: Any = None  # of the scheduler
         self._extras: dict[str, Any] = {}
 
     def install(self) -> None:
         self._runner.execute_model, self._runner._sample = self.execute, self.sample
-        self._runner.sample_tokens = self.finish
+        self._runner.sample_tokens, self._runner._get_prompt_logprobs_dict = self.finish, self._prompts.compute
 
     def execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._output = scheduler_output
         for key in scheduler_output.finished_req_ids:
             self._sampler.forget(key)
+            self._prompts.forget(key)
         return self._execute(scheduler_output, *args, **kwargs)
 
     def finish(self, *args: Any, **kwargs: Any) -> Any:
         self._extras = {}
         output = self._finish(*args, **kwargs)
         if output is not None:
-            output.extras = self._extras
+            output.extras, output.prompt_logprobs = self._extras, self._prompts.take_complete()
         return output
 
     def sample(self, logits: Tensor, _: Any) -> SamplerOutput:
@@ -339,3 +353,43 @@ class _Sampling:
             logits=logits,
             sound=sound,
         )
+
+
+class _PromptLogprobs:
+    """Replaces the logprobs of prompts of one worker's model runner, whose order of equal ones is another."""
+
+    def __init__(self, runner: Any, vocab_size: int) -> None:
+        self._runner, self._vocab_size = runner, vocab_size
+        self._parts: dict[str, list[Logprobs]] = {}  # of prompts that have not ended
+        self._complete: dict[str, Logprobs] = {}
+
+    def forget(self, key: str) -> None:
+        self._parts.pop(key, None)
+
+    def take_complete(self) -> dict[str, Logprobs]:
+        """Those of the prompts that ended since the last call."""
+        complete, self._complete = self._complete, {}
+        return complete
+
+    def compute(self, hidden_states: Tensor, num_scheduled: Mapping[str, int]) -> dict[str, None]:
+        """``hidden_states`` [rows, hidden]: of the pass. For vLLM there are none."""
+        runner = self._runner
+        for key in [key for key in runner.num_prompt_logprobs if key in num_scheduled]:
+            state = runner.requests[key]
+            start, stop = state.num_computed_tokens, state.num_computed_tokens + num_scheduled[key]
+            if not start:
+                self._parts[key] = []  # also of a prompt that vLLM begins anew
+            first_row = runner.query_start_loc.np[runner.input_batch.req_id_to_index[key]].item() - start
+            request: PromptLogprobsRequest = state.sampling_params.extra_args["prompt_logprobs"]
+            for begin in range(start, min(stop, request.num_tokens - 1), MAX_PROMPT_LOGITS):
+                end = min(begin + MAX_PROMPT_LOGITS, stop, request.num_tokens - 1)
+                logits = runner.model.compute_logits(hidden_states[first_row + begin : first_row + end])
+                tokens = state.prompt_token_ids[begin + 1 : end + 1]
+                self._parts[key] += logprobs_of(
+                    [logits[:, : self._vocab_size]], [tokens], [request.num_top], most_logits=logits.numel()
+                )
+            if stop >= len(state.prompt_token_ids):
+                del runner.num_prompt_logprobs[key]
+                if parts := self._parts.pop(key):
+                    self._complete[key] = Logprobs.joined(parts)
+        return {}
