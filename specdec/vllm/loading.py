@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec.backends.choice import choose, default_dtype
 from specdec.core.rounds import ModelInfo
-from specdec.core.settings import ModelServiceSettings
+from specdec.core.settings import ModelServiceSettings, VllmSettings
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
 from specdec.runner.loading import default_threads, grammars
@@ -30,6 +31,20 @@ MINOR = "0.32"
 
 _DIGEST_SETTINGS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
+
+_OWNED_ARGUMENTS = (
+    # which model it is, and how it is read
+    *("model", "model_weights", "hf_config_path", "revision", "code_revision", "dtype", "trust_remote_code"),
+    *("runner", "convert", "enable_prompt_embeds"),
+    # the cache
+    *("gpu_memory_utilization", "num_gpu_blocks_override", "enable_prefix_caching", "kv_transfer_config"),
+    "kv_sharing_fast_prefill",
+    # the pass and its sampling
+    *("scheduler_cls", "worker_cls", "worker_extension_cls", "async_scheduling", "logits_processors"),
+    *("prefill_schedule_interval", "max_num_active_seqs"),
+)
+_OWNED_GROUPS = ("tokenizer", "skip_tokenizer", "data_parallel", "speculative", "spec_")
+"""Names, and beginnings of names, of vLLM's arguments that are not the operator's."""
 
 
 def load_engine(
@@ -50,11 +65,14 @@ def load_engine(
 def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: bool) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
-    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"})
+    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens", "args"})
     if "enforce_eager" not in settings.vllm.model_fields_set:  # compilation takes minutes on a CPU
         arguments["enforce_eager"] = device.type == "cpu"
     digest_settings = {name: arguments[name] for name in _DIGEST_SETTINGS}
     fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {digest_settings}"
+    if more := _checked(settings.vllm.args):
+        arguments |= more
+        fingerprint += f", {json.dumps(more, sort_keys=True)}"
     checkpoint = Checkpoint.find(
         settings.model, dtype, "vllm", fingerprint=fingerprint, revision=settings.revision, quantised=True
     )
@@ -97,6 +115,17 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
     else:
         engine = new_engine()
     return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
+
+
+def _checked(args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of vLLM that have no setting of their own. Raises ValueError for those that have one, or that
+    engine vllm sets; vLLM refuses what it does not know."""
+    for name in args:
+        if name in VllmSettings.model_fields:
+            raise ValueError(f"vllm.args: {name} is a setting of its own (--vllm.{name.replace('_', '-')})")
+        if name in _OWNED_ARGUMENTS or name.startswith(_OWNED_GROUPS):
+            raise ValueError(f"vllm.args: engine vllm sets {name} by itself")
+    return args
 
 
 def _installed() -> str:

@@ -14,6 +14,7 @@ import transformers
 from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
 from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
 from specdec.client import Client
+from specdec.core.errors import SpecdecError
 from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
@@ -62,6 +63,46 @@ def test_two_workers_that_share_each_layer_give_the_same_text(load, tiny, monkey
 def test_what_vllm_refuses_is_refused_in_its_words(load, target_model) -> None:
     with pytest.raises(ValueError, match=r"target: .*attention heads.* must be divisible by tensor parallel size"):
         load(settings(target_model, vllm={"tensor_parallel_size": 2}), SAMPLER)
+
+
+def test_any_other_argument_of_vllm_is_passed_on_and_is_part_of_the_digest(load, tiny) -> None:
+    """A prompt of 55 ids in passes of at most 32 rows."""
+    plain = VllmVerifier(*load(settings(tiny), SAMPLER))
+    args = {"max_num_batched_tokens": 32}
+    cut = VllmVerifier(*load(settings(tiny, vllm={"args": args}), SAMPLER))
+    spec = SequenceSpec(tuple(range(5, 60)), 55, SamplingParams(), seed=3)
+    open_ = TargetOpen(spec, num_logprobs=1, num_prompt_logprobs=2)
+    decisions: list[list[Decision | SpecdecError | None]] = []
+    for verifier in (plain, cut):
+        job = Job(open_, verifier.open(spec), spec.token_ids)
+        decisions.append([])
+        while not decisions[-1] or decisions[-1][-1] is None:
+            decisions[-1] += verifier.verify([job])[0]
+        verifier.close(job.state)
+    [whole], [*parts, joined] = decisions
+    assert parts == [None]
+    assert isinstance(whole, Decision)
+    assert isinstance(joined, Decision)
+    assert whole.prompt_logprobs is not None
+    assert joined.prompt_logprobs is not None
+    assert whole.next_token == joined.next_token
+    assert joined.prompt_logprobs.logprobs == pytest.approx(whole.prompt_logprobs.logprobs, abs=1e-4)
+    assert joined.prompt_logprobs.top_ids == whole.prompt_logprobs.top_ids
+    assert plain.info.model_digest != cut.info.model_digest
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scheduler_cls", "engine vllm sets scheduler_cls by itself"),
+        ("data_parallel_size", "engine vllm sets data_parallel_size by itself"),
+        ("max_num_seqs", "max_num_seqs is a setting of its own .--vllm.max-num-seqs."),
+        ("max_num_seqz", "unexpected keyword argument 'max_num_seqz'"),
+    ],
+)
+def test_an_argument_that_is_not_the_operators_is_refused(load, tiny, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load(settings(tiny, vllm={"args": {name: 1}}), SAMPLER)
 
 
 async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_it(tiny, tmp_path) -> None:
