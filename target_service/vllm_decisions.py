@@ -5,22 +5,43 @@ Knows jobs of a pass; does not know vLLM's batches (specdec.vllm.engine).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from specdec.backends.choice import choose
 from specdec.core.errors import SpecdecError
-from specdec.core.tree import TokenTree
+from specdec.core.rounds import Logprobs
+from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.grammar import Grammars
+from specdec.sampling.logprobs import logprobs_of
 from specdec.vllm.passes import Sampled, WorkerJob, WorkerStates
 from target_service.decision import Case, decide
 
 
+@dataclass(frozen=True, slots=True)
+class ChainRequest:
+    """Of a sequence in a pass. ``draft_probs``: of its chain's tokens (specdec.core.tree.TokenTree). ``num_logprobs``:
+    see specdec.core.rounds.TargetOpen."""
+
+    draft_probs: tuple[SparseDistribution | None, ...] = ()
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """What a Decision has beside its tokens."""
+
+    refused: bool = False
+    logprobs: Logprobs | None = None
+
+
 class TargetSampler:
     """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids; the extra of a
-    pass is its chain's draft_probs (specdec.core.tree.TokenTree), or None. What goes back is Decision.refused."""
+    pass is a ChainRequest. What goes back is a ChainReport."""
 
     def __init__(self, device: torch.device, grammars: Grammars | None = None) -> None:
         self._backend = choose("torch", device)
@@ -37,7 +58,23 @@ class TargetSampler:
                 sampled[index] = Sampled(extra=decision)
             else:
                 accepted = case.tree.token_ids[: len(decision.accepted)]
-                sampled[index] = Sampled((*accepted, decision.next_token), decision.refused)
+                sampled[index] = Sampled((*accepted, decision.next_token), ChainReport(decision.refused))
+        return self._with_logprobs(jobs, sampled)
+
+    def _with_logprobs(self, jobs: Sequence[WorkerJob], sampled: list[Sampled]) -> list[Sampled]:
+        num_top = {
+            index: job.extra.num_logprobs
+            for index, (job, result) in enumerate(zip(jobs, sampled, strict=True))
+            if result.tokens and job.extra.num_logprobs is not None
+        }
+        if not num_top:
+            return sampled
+        tokens = [sampled[index].tokens for index in num_top]
+        logits = [jobs[index].logits[: len(sampled[index].tokens)] for index in num_top]
+        logprobs = logprobs_of(logits, tokens, list(num_top.values()), logits_per_call=self._backend.logits_per_call)
+        for index, found in zip(num_top, logprobs, strict=True):
+            report = dataclasses.replace(sampled[index].extra, logprobs=found)
+            sampled[index] = dataclasses.replace(sampled[index], extra=report)
         return sampled
 
     def _case(self, job: WorkerJob) -> Case:
@@ -46,5 +83,5 @@ class TargetSampler:
         ids: Sequence[int] = job.ids(0) if sampling.transforms.active else range(job.num_ids)
         if error := sampling.take_in(ids):
             raise error
-        draft_probs = (job.extra or ())[: len(job.chain)]  # vLLM may have cut the chain
+        draft_probs = job.extra.draft_probs[: len(job.chain)]  # vLLM may have cut the chain
         return Case(sampling, ids, TokenTree.chain(job.chain, draft_probs))

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
-from specdec.core.rounds import CACHE_SALT, GRAMMAR, RESTRICTIONS, TRANSFORMS, ModelInfo, Timings
+from specdec.core.rounds import CACHE_SALT, GRAMMAR, LOGPROBS, RESTRICTIONS, TRANSFORMS, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
-from specdec.vllm.passes import Outcome
+from specdec.vllm.passes import Outcome, PromptLogprobsRequest
 from target_service.verifier import Decision, Job
+from target_service.vllm_decisions import ChainReport, ChainRequest
 
 if TYPE_CHECKING:
     from specdec.vllm.engine import VllmEngine
@@ -30,7 +31,7 @@ class VllmVerifier:
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
-        capabilities = (*info.capabilities, TRANSFORMS, RESTRICTIONS, CACHE_SALT)
+        capabilities = (*info.capabilities, TRANSFORMS, RESTRICTIONS, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if engine.grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(info, capabilities=capabilities, max_chain=engine.max_chain)
 
@@ -55,18 +56,23 @@ class VllmVerifier:
         nodes = [job.tree.most_likely_chains()[: self._engine.max_chain] for job in jobs]
         chains, extras = {}, {}
         for job, chain in zip(jobs, nodes, strict=True):
-            spec, state = job.open.spec, job.state
-            state.key = state.key or self._engine.add(
-                job.ids, spec.cache_salt, payload=dataclasses.replace(spec, token_ids=())
-            )
-            chains[state.key] = [job.tree.token_ids[node] for node in chain]
-            if job.tree.draft_probs and not spec.keyed_by_token:
-                extras[state.key] = tuple(job.tree.draft_probs[node] for node in chain)
+            state, tree = job.state, job.tree
+            state.key = state.key or self._add(job)
+            chains[state.key] = [tree.token_ids[node] for node in chain]
+            has_probs = tree.draft_probs and not job.open.spec.keyed_by_token
+            draft_probs = tuple(tree.draft_probs[node] for node in chain) if has_probs else ()
+            extras[state.key] = ChainRequest(draft_probs, job.open.num_logprobs)
         outcomes, rows = self._engine.run(chains, extras)
         decided = [_decided(chain, outcomes[job.state.key]) for job, chain in zip(jobs, nodes, strict=True)]
         num_computed = sum(outcome.tokens is not None for outcome in outcomes.values())
         timings = Timings(pass_us=int((time.perf_counter() - started) * 1e6), rows=rows, sequences=num_computed)
         return decided, timings
+
+    def _add(self, job: Job[VllmState]) -> str:
+        spec, num_top = job.open.spec, job.open.num_prompt_logprobs
+        prompt_logprobs = None if num_top is None else PromptLogprobsRequest(spec.num_prompt_tokens, num_top)
+        payload = dataclasses.replace(spec, token_ids=())
+        return self._engine.add(job.ids, spec.cache_salt, payload, prompt_logprobs=prompt_logprobs)
 
 
 def _decided(chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError | None:
@@ -79,4 +85,12 @@ def _decided(chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError 
     if not outcome.tokens:
         return PassFailed("the model computes NaN or infinity for the text of this sequence")
     accepted = tuple(chain[: len(outcome.tokens) - 1])
-    return Decision(accepted, outcome.tokens[-1], refused=bool(outcome.extra))
+    report: ChainReport = outcome.extra
+    return Decision(
+        accepted,
+        outcome.tokens[-1],
+        refused=report.refused,
+        logprobs=report.logprobs,
+        prompt_logprobs=outcome.prompt_logprobs,
+        num_cached_tokens=outcome.num_cached_tokens,
+    )

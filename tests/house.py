@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_300,
+    "specdec": 15_420,
     "orchestrator": 7_720,
-    "target_service": 3_250,
+    "target_service": 3_310,
     "draft_service": 2_260,
     "gateway": 3_830,
     "bench": 7_000,
     "testing": 2_600,
-    "tests": 41_340,
+    "tests": 41_520,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

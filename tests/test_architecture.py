@@ -55,7 +55,7 @@ MAY_IMPORT = {
         "draft_service.drafters",
     ),
     "transformers": ("specdec.backends", "specdec.runner"),
-    "vllm": ("specdec.vllm.engine",),
+    "vllm": ("specdec.vllm.engine", "specdec.vllm.worker"),
     "ctypes": ("specdec.backends.avx512",),
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),

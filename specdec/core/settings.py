@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
@@ -145,6 +145,9 @@ class VllmSettings(BaseModel):
     num_speculative_tokens: int = Field(8, gt=0, description="draft tokens of one sequence in a pass at most")
     enforce_eager: bool = Field(
         False, description="no compilation and no CUDA graphs: starts in seconds, runs slower; unset: on CPUs alone"
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict, description='more of vLLM\'s EngineArgs, as JSON: {"max_num_batched_tokens": 8192}'
     )
 
 

@@ -46,7 +46,7 @@ def load_runner(settings: ModelServiceSettings, attach: Callable[[ModelRunner], 
     cores a pass took twice as long.
     """
     log.info("loading", extra={"model": settings.model, "device": settings.device})
-    torch.set_num_threads(settings.threads or _default_threads())  # for this thread and all later ones
+    torch.set_num_threads(settings.threads or default_threads())  # for this thread and all later ones
     with ThreadPoolExecutor(1, "loading") as loading:
         runner = loading.submit(_load_runner, settings, attach)
         # A wait without a timeout would delay the handling of a signal that comes just before it.
@@ -147,7 +147,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _default_threads() -> int:
+def default_threads() -> int:
     """torch's default number of threads, but at most the container's CPU quota, which spinning threads would use up."""
     return max(1, int(min(torch.get_num_threads(), cgroup.cpu_quota())))
 

@@ -1,14 +1,13 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
-All that touches vLLM's private parts is in this file, which is written for one minor version of vLLM. Three seams are
-vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens. A sampler of
-ours in each worker turns logits into tokens. Preemption, paging, prefix caching and chunked prefill are vLLM's.
+All that touches vLLM's private parts is in this file and in worker.py, which are written for one minor version of vLLM.
+Three seams are vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens.
+Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import socket
 import threading
@@ -17,22 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
+from specdec.core.rounds import Logprobs
 from specdec.sampling.grammar import Grammars
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept, sampled_by
+from specdec.vllm.passes import Outcome, PromptLogprobsRequest, num_kept
 
 
 class VllmEngine:
@@ -66,9 +64,11 @@ class VllmEngine:
         scheduler: PassScheduler = self._core.scheduler
         return scheduler
 
-    def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
+    def add(
+        self, ids: Sequence[int], salt: bytes, payload: Any, prompt_logprobs: PromptLogprobsRequest | None = None
+    ) -> str:
         """Add a sequence with its committed ``ids``, which are the prompt for vLLM. Returns its key. It takes no KV
-        blocks yet. ``payload`` can be pickled."""
+        blocks yet. ``payload`` can be pickled. With ``prompt_logprobs`` nothing that is cached is used for it."""
         key = str(next(self._numbers))
         request = EngineCoreRequest(
             request_id=key,
@@ -79,7 +79,8 @@ class VllmEngine:
                 max_tokens=max(1, self.context_length - len(ids)),
                 ignore_eos=True,
                 detokenize=False,
-                extra_args={"payload": payload},
+                prompt_logprobs=prompt_logprobs and prompt_logprobs.num_top,
+                extra_args={"payload": payload, "prompt_logprobs": prompt_logprobs},
             ),
             pooling_params=None,
             arrival_time=time.time(),
@@ -103,18 +104,22 @@ class VllmEngine:
     def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
         chain. Returns what came of each, and the number of rows."""
+        torch.get_num_threads()  # tells OpenMP in this thread, which vLLM's kernels ask by themselves
         self._scheduler.begin(dict(itertools.islice(chains.items(), self._max_sequences)), extras)
-        outputs, executed = self._core.step()
-        self._core.post_step(executed)
-        tokens = {
-            output.request_id: tuple(output.new_token_ids) for part in outputs.values() for output in part.outputs
-        }
+        parts, _ = self._core.step()  # post_step would fetch the proposer's draft tokens, and there are none
+        outputs = {output.request_id: output for part in parts.values() for output in part.outputs}
         scheduled = self._scheduler.num_scheduled
-        return {key: self._outcome(key, tokens, scheduled) for key in chains}, sum(scheduled.values())
+        return {key: self._outcome(key, outputs.get(key), scheduled) for key in chains}, sum(scheduled.values())
 
-    def _outcome(self, key: str, tokens: Mapping[str, tuple[int, ...]], scheduled: Mapping[str, int]) -> Outcome:
-        if key in tokens:
-            return Outcome(tokens[key], self._scheduler.results.get(key))
+    def _outcome(self, key: str, output: EngineCoreOutput | None, scheduled: Mapping[str, int]) -> Outcome:
+        if output is not None:
+            prefill = output.prefill_stats  # of the first output alone
+            return Outcome(
+                tuple(output.new_token_ids),
+                self._scheduler.results.get(key),
+                num_cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
+                prompt_logprobs=self._scheduler.prompt_logprobs.get(key),
+            )
         request = self._scheduler.requests.get(key)
         if request is None:
             return Outcome(())
@@ -170,7 +175,7 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> Vll
         **arguments,
         async_scheduling=False,
         scheduler_cls=f"{__name__}.PassScheduler",
-        worker_extension_cls=f"{__name__}.WorkerExtension",
+        worker_extension_cls="specdec.vllm.worker.WorkerExtension",
         speculative_config={
             "method": "custom_class",
             "model": f"{__name__}.NoProposals",
@@ -179,6 +184,11 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> Vll
     ).create_engine_config()
     if config.use_v2_model_runner:
         raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
+    if config.model_config.is_hybrid or config.model_config.is_attention_free:
+        raise ValueError(
+            "engine vllm serves no model with a recurrent state (Mamba, linear attention): vLLM's model runner V1 keeps"
+            " it for sequences of every pass alone, and draft tokens could not be taken back"
+        )
     if num_slots:
         config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
     return config
@@ -206,6 +216,8 @@ class PassScheduler(Scheduler):
     """Rows of the last pass by sequence."""
     results: Mapping[str, Any] = {}
     """The samplers' extras of the last pass by sequence."""
+    prompt_logprobs: Mapping[str, Logprobs] = {}
+    """Of the prompts that ended in the last pass."""
 
     def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> None:
         """Name the sequences of the next pass."""
@@ -233,6 +245,7 @@ class PassScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.results = getattr(model_runner_output, "extras", {})
+        self.prompt_logprobs = getattr(model_runner_output, "prompt_logprobs", {})
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
@@ -248,86 +261,3 @@ class PassScheduler(Scheduler):
 def _decodes(request: Request) -> bool:
     """Whether all of its text but the last token is computed."""
     return bool(request.num_computed_tokens == request.num_tokens - 1)
-
-
-class WorkerExtension:
-    """Methods that vLLM adds to its workers."""
-
-    model_runner: Any
-
-    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[Any, ...] | None) -> None:
-        module, _, name = path.partition(":")
-        new_sampler = getattr(importlib.import_module(module), name)
-        sampler = new_sampler(self.model_runner.device, None if grammars is None else Grammars(*grammars))
-        _Sampling(self.model_runner, sampler, vocab_size).install()
-
-
-class _Sampling:
-    """Replaces the sampling of one worker's model runner."""
-
-    def __init__(self, runner: Any, sampler: WorkerSampler, vocab_size: int) -> None:
-        self._runner, self._sampler, self._vocab_size = runner, sampler, vocab_size
-        self._execute, self._finish = runner.execute_model, runner.sample_tokens
-        self._output: Any = None  # of the scheduler
-        self._extras: dict[str, Any] = {}
-
-    def install(self) -> None:
-        self._runner.execute_model, self._runner._sample = self.execute, self.sample
-        self._runner.sample_tokens = self.finish
-
-    def execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        self._output = scheduler_output
-        for key in scheduler_output.finished_req_ids:
-            self._sampler.forget(key)
-        return self._execute(scheduler_output, *args, **kwargs)
-
-    def finish(self, *args: Any, **kwargs: Any) -> Any:
-        self._extras = {}
-        output = self._finish(*args, **kwargs)
-        if output is not None:
-            output.extras = self._extras
-        return output
-
-    def sample(self, logits: Tensor, _: Any) -> SamplerOutput:
-        """``logits`` [rows, vocab]: of the last token and of each draft token of every sequence in the batch."""
-        keys: list[str] = self._runner.input_batch.req_ids
-        chains: Mapping[str, Sequence[int]] = self._output.scheduled_spec_decode_tokens
-        continues = self._runner.discard_request_mask.np  # a prompt, in the next pass
-        logits = logits[:, : self._vocab_size]
-        sound: list[bool] = logits.amax(-1).isfinite().tolist()  # of each row; NaN is the largest
-        jobs, start = {}, 0
-        for index, key in enumerate(keys):
-            scheduled = chains.get(key, ())
-            # vLLM pads a sequence that begins with one row: a chain of -1, which is not the caller's.
-            chain = [token for token in scheduled if token >= 0]
-            rows = slice(start, start + 1 + len(chain))
-            start += 1 + len(scheduled)
-            if not continues[index]:
-                jobs[index] = self._job(key, chain, logits=logits[rows], sound=all(sound[rows]))
-        sampled = dict(zip(jobs, sampled_by(self._sampler, list(jobs.values())), strict=True))
-        # At least two columns, or vLLM takes a filler for a token.
-        width = max([2, *(len(result.tokens) for result in sampled.values())])
-        tokens = [[-1] * width for _ in keys]
-        for index, result in sampled.items():
-            tokens[index][: len(result.tokens)] = result.tokens
-        self._extras = {keys[index]: result.extra for index, result in sampled.items() if result.extra is not None}
-        token_ids = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
-        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
-
-    def _job(self, key: str, chain: Sequence[int], *, logits: Tensor, sound: bool) -> WorkerJob:
-        state = self._runner.requests[key]
-
-        def ids(start: int) -> list[int]:
-            num_prompt, output = state.num_prompt_tokens, state.output_token_ids
-            return output[start - num_prompt :] if start >= num_prompt else [*state.prompt_token_ids[start:], *output]
-
-        return WorkerJob(
-            key=key,
-            payload=state.sampling_params.extra_args["payload"],
-            extra=self._output.extras.get(key),
-            num_ids=state.num_tokens,
-            ids=ids,
-            chain=chain,
-            logits=logits,
-            sound=sound,
-        )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec.backends.choice import choose, default_dtype
 from specdec.core.rounds import ModelInfo
-from specdec.core.settings import ModelServiceSettings
+from specdec.core.settings import ModelServiceSettings, VllmSettings
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
-from specdec.runner.loading import grammars
+from specdec.runner.loading import default_threads, grammars
 from specdec.server.liveness import RESTART_STATUS
 
 if TYPE_CHECKING:
@@ -24,10 +27,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MINOR = "0.32"
-"""The minor version of vLLM for which engine.py is written."""
+"""The minor version of vLLM for which engine.py and worker.py are written."""
 
 _DIGEST_SETTINGS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
+
+_OWNED_ARGUMENTS = (
+    # which model it is, and how it is read
+    *("model", "model_weights", "hf_config_path", "revision", "code_revision", "dtype", "trust_remote_code"),
+    *("runner", "convert", "enable_prompt_embeds"),
+    # the cache
+    *("gpu_memory_utilization", "num_gpu_blocks_override", "enable_prefix_caching", "kv_transfer_config"),
+    "kv_sharing_fast_prefill",
+    # the pass and its sampling
+    *("scheduler_cls", "worker_cls", "worker_extension_cls", "async_scheduling", "logits_processors"),
+    *("prefill_schedule_interval", "max_num_active_seqs"),
+)
+_OWNED_GROUPS = ("tokenizer", "skip_tokenizer", "data_parallel", "speculative", "spec_")
+"""Names, and beginnings of names, of vLLM's arguments that are not the operator's."""
 
 
 def load_engine(
@@ -48,15 +65,21 @@ def load_engine(
 def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: bool) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
-    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"})
+    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens", "args"})
     if "enforce_eager" not in settings.vllm.model_fields_set:  # compilation takes minutes on a CPU
         arguments["enforce_eager"] = device.type == "cpu"
     digest_settings = {name: arguments[name] for name in _DIGEST_SETTINGS}
     fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {digest_settings}"
+    if more := _checked(settings.vllm.args):
+        arguments |= more
+        fingerprint += f", {json.dumps(more, sort_keys=True)}"
     checkpoint = Checkpoint.find(
         settings.model, dtype, "vllm", fingerprint=fingerprint, revision=settings.revision, quantised=True
     )
-    _set_environment(settings)
+    in_process = _runs_in_process(settings)
+    if in_process:  # before vLLM's worker is made, which takes torch's function away
+        torch.set_num_threads(settings.threads or default_threads())
+    _set_environment(settings, in_process)
     from specdec.vllm.engine import VllmEngine, device_type, lend_workers
 
     if (chosen := device_type()) != device.type or device.index:
@@ -74,7 +97,10 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         log.info("lending workers", extra={"to": settings.vllm.master_addr, "node_rank": settings.vllm.node_rank})
         lend_workers(arguments, settings.vllm.num_speculative_tokens, settings.kv_slots)
         raise SystemExit(RESTART_STATUS)
-    engine = VllmEngine(
+    if in_process:
+        arguments["distributed_executor_backend"] = "uni"
+    new_engine = functools.partial(
+        VllmEngine,
         arguments,
         sampler,
         max_chain=settings.vllm.num_speculative_tokens,
@@ -83,7 +109,23 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         lost=lambda: os._exit(RESTART_STATUS),
         grammars=grammars(checkpoint.directory, checkpoint.info),
     )
+    if in_process:  # in a thread that ends, and OpenMP's helpers with it: see load_runner
+        with ThreadPoolExecutor(1, "loading", torch.get_num_threads) as loading:  # see VllmEngine.run
+            engine = loading.submit(new_engine).result()
+    else:
+        engine = new_engine()
     return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
+
+
+def _checked(args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of vLLM that have no setting of their own. Raises ValueError for those that have one, or that
+    engine vllm sets; vLLM refuses what it does not know."""
+    for name in args:
+        if name in VllmSettings.model_fields:
+            raise ValueError(f"vllm.args: {name} is a setting of its own (--vllm.{name.replace('_', '-')})")
+        if name in _OWNED_ARGUMENTS or name.startswith(_OWNED_GROUPS):
+            raise ValueError(f"vllm.args: engine vllm sets {name} by itself")
+    return args
 
 
 def _installed() -> str:
@@ -100,7 +142,15 @@ def _installed() -> str:
     )
 
 
-def _set_environment(settings: ModelServiceSettings) -> None:
+def _runs_in_process(settings: ModelServiceSettings) -> bool:
+    """Whether the worker is in the process of the service: one CPU device, if nothing else is asked for. The two ends
+    of a pipe to another process would wait for messages by spinning, on cores that the model needs."""
+    vllm = settings.vllm
+    on_one = vllm.tensor_parallel_size == vllm.nnodes == 1 and vllm.distributed_executor_backend is None
+    return on_one and torch.device(settings.device).type == "cpu"
+
+
+def _set_environment(settings: ModelServiceSettings, in_process: bool) -> None:
     """What vLLM reads from the environment when it is imported."""
     environment = {
         "VLLM_CONFIGURE_LOGGING": "0",  # its records are ours
@@ -108,6 +158,8 @@ def _set_environment(settings: ModelServiceSettings) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
     }
+    if in_process:
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
         num_workers = max(1, settings.vllm.tensor_parallel_size // settings.vllm.nnodes)
         environment["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))

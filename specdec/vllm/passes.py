@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.core.errors import SpecdecError
 from specdec.core.one_by_one import one_by_one
+from specdec.core.rounds import Logprobs
 from specdec.sampling.grammar import Grammars
 from specdec.sampling.state import SamplingState
 
@@ -58,16 +59,28 @@ def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sample
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
-    no KV blocks were free for it."""
+    no KV blocks were free for it. With its first tokens: ``num_cached_tokens`` of its ids, and ``prompt_logprobs``, if
+    they were asked for."""
 
     tokens: tuple[int, ...] | None = None
     extra: Any = None
     no_memory: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: Logprobs | None = None
 
     @property
     def error(self) -> SpecdecError | None:
         """What ends the sequence."""
         return self.extra if isinstance(self.extra, SpecdecError) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsRequest:
+    """The logprobs of the first ``num_tokens`` ids of a sequence but the first one, with the ``num_top`` likeliest
+    tokens beside each."""
+
+    num_tokens: int
+    num_top: int
 
 
 @dataclass(slots=True)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept, sampled_by
+from specdec.core.rounds import Logprobs
+from specdec.sampling.logprobs import logprobs_of
+from specdec.vllm.passes import Outcome, PromptLogprobsRequest, WorkerJob, WorkerSampler, num_kept, sampled_by
 from tests.models.table_runner import TableRunner
 
 
@@ -25,9 +27,16 @@ class FakeVllm:
         self._payloads: dict[str, Any] = {}
         self._lacking: dict[str, int] = {}  # rows of prompts
         self._num_prompt: dict[str, int] = {}
+        self._prompt_logprobs: dict[str, Logprobs] = {}  # that no outcome has had yet
 
-    def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
+    def add(
+        self, ids: Sequence[int], salt: bytes, payload: Any, prompt_logprobs: PromptLogprobsRequest | None = None
+    ) -> str:
         key = str(len(self._payloads))
+        if prompt_logprobs is not None:
+            prompt = ids[: prompt_logprobs.num_tokens]
+            logits = torch.stack([self._table.logits_after(prompt[:end]) for end in range(1, len(prompt))])
+            [self._prompt_logprobs[key]] = logprobs_of([logits], [prompt[1:]], [prompt_logprobs.num_top], 1 << 20)
         self.texts[key], self._payloads[key] = list(ids), payload
         self._lacking[key] = self._num_prompt[key] = len(ids)
         return key
@@ -60,7 +69,8 @@ class FakeVllm:
             self.texts[job.key] += sampled.tokens
             if self._full(job.key):
                 self.remove(job.key)
-            outcomes[job.key] = Outcome(tuple(sampled.tokens), sampled.extra)
+            prompt_logprobs = self._prompt_logprobs.pop(job.key, None)
+            outcomes[job.key] = Outcome(tuple(sampled.tokens), sampled.extra, prompt_logprobs=prompt_logprobs)
         return outcomes, sum(1 + len(job.chain) for job in jobs)
 
     def _full(self, key: str) -> bool:

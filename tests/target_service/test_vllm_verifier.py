@@ -57,21 +57,28 @@ def chain_of(rng: random.Random, spec: SequenceSpec) -> TokenTree:
 
 
 def texts(verifier: Verifier, specs: Sequence[SequenceSpec], num_rounds: int = 20) -> list[list[int]]:
-    """By rounds with random chains, in a random company."""
-    rng = random.Random(1)
+    return rounds(verifier, specs, num_rounds)[0]
+
+
+def rounds(
+    verifier: Verifier, specs: Sequence[SequenceSpec], num_rounds: int = 20, **opened: Any
+) -> tuple[list[list[int]], list[Decision]]:
+    """Texts and all decisions, with random chains in a random company."""
+    rng, decisions = random.Random(1), []
     states = [verifier.open(spec) for spec in specs]
     ids = [list(spec.token_ids) for spec in specs]
     for number in range(num_rounds):
         chosen = [index for index in range(len(specs)) if not number or rng.random() < 0.7]
         trees = [chain_of(rng, specs[index]) if number else TokenTree() for index in chosen]
         jobs = [
-            Job(TargetOpen(specs[index]), states[index], tuple(ids[index]), tree)
+            Job(TargetOpen(specs[index], **opened), states[index], tuple(ids[index]), tree)
             for index, tree in zip(chosen, trees, strict=True)
         ]
         for index, tree, decision in zip(chosen, trees, verifier.verify(jobs)[0], strict=True):
             assert isinstance(decision, Decision)
             ids[index] += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
-    return ids
+            decisions.append(decision)
+    return ids, decisions
 
 
 def test_a_target_on_vllm_decides_as_one_on_our_own_engine() -> None:
@@ -80,6 +87,18 @@ def test_a_target_on_vllm_decides_as_one_on_our_own_engine() -> None:
     verifier, fake = on_vllm()
     assert texts(verifier, specs) == ours
     assert [fake.texts[key] for key in fake.texts] == ours, "vLLM has the text that was committed"
+
+
+def test_its_logprobs_are_those_of_our_own_engine() -> None:
+    """Of the model's own logits, whatever the sampling makes of them."""
+    specs = [spec_of(sampling, method, 3 + index) for index, (sampling, method) in enumerate(SAMPLINGS)]
+    opened = {"num_logprobs": 3, "num_prompt_logprobs": 2}
+    _, ours = rounds(LmVerifier(TableRunner(vocab_size=12, seed=4)), specs, **opened)
+    _, on_it = rounds(on_vllm()[0], specs, **opened)
+    assert [decision.logprobs for decision in on_it] == [decision.logprobs for decision in ours]
+    assert [decision.prompt_logprobs for decision in on_it] == [decision.prompt_logprobs for decision in ours]
+    assert on_it[0].logprobs is not None
+    assert on_it[0].logprobs.num_top == 3
 
 
 def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
 
 from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
 from specdec.client import Client
+from specdec.core.errors import SpecdecError
 from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
@@ -63,6 +65,46 @@ def test_what_vllm_refuses_is_refused_in_its_words(load, target_model) -> None:
         load(settings(target_model, vllm={"tensor_parallel_size": 2}), SAMPLER)
 
 
+def test_any_other_argument_of_vllm_is_passed_on_and_is_part_of_the_digest(load, tiny) -> None:
+    """A prompt of 55 ids in passes of at most 32 rows."""
+    plain = VllmVerifier(*load(settings(tiny), SAMPLER))
+    args = {"max_num_batched_tokens": 32}
+    cut = VllmVerifier(*load(settings(tiny, vllm={"args": args}), SAMPLER))
+    spec = SequenceSpec(tuple(range(5, 60)), 55, SamplingParams(), seed=3)
+    open_ = TargetOpen(spec, num_logprobs=1, num_prompt_logprobs=2)
+    decisions: list[list[Decision | SpecdecError | None]] = []
+    for verifier in (plain, cut):
+        job = Job(open_, verifier.open(spec), spec.token_ids)
+        decisions.append([])
+        while not decisions[-1] or decisions[-1][-1] is None:
+            decisions[-1] += verifier.verify([job])[0]
+        verifier.close(job.state)
+    [whole], [*parts, joined] = decisions
+    assert parts == [None]
+    assert isinstance(whole, Decision)
+    assert isinstance(joined, Decision)
+    assert whole.prompt_logprobs is not None
+    assert joined.prompt_logprobs is not None
+    assert whole.next_token == joined.next_token
+    assert joined.prompt_logprobs.logprobs == pytest.approx(whole.prompt_logprobs.logprobs, abs=1e-4)
+    assert joined.prompt_logprobs.top_ids == whole.prompt_logprobs.top_ids
+    assert plain.info.model_digest != cut.info.model_digest
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scheduler_cls", "engine vllm sets scheduler_cls by itself"),
+        ("data_parallel_size", "engine vllm sets data_parallel_size by itself"),
+        ("max_num_seqs", "max_num_seqs is a setting of its own .--vllm.max-num-seqs."),
+        ("max_num_seqz", "unexpected keyword argument 'max_num_seqz'"),
+    ],
+)
+def test_an_argument_that_is_not_the_operators_is_refused(load, tiny, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load(settings(tiny, vllm={"args": {name: 1}}), SAMPLER)
+
+
 async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_it(tiny, tmp_path) -> None:
     ports = free_ports(4)
     shared = ["--engine=vllm", "--vllm.distributed-executor-backend=mp", "--vllm.nnodes=2", f"--model={tiny}"]
@@ -88,6 +130,7 @@ async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_
 
 async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_model, tmp_path) -> None:
     flags = ["--engine=vllm", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}"]
+    flags += ["--vllm.distributed-executor-backend=mp"]
     async with service("target_service", free_ports(1)[0], flags, tmp_path) as running:
         await healthy(running)
         family = children(running.process.pid)
@@ -95,6 +138,31 @@ async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_mod
         os.kill(family[-1], signal.SIGKILL)
         assert await asyncio.wait_for(running.process.wait(), 60) == RESTART_STATUS
         await eventually(lambda: not any(map(lives, family)))
+
+
+async def test_one_cpu_has_its_worker_in_the_process_of_the_service(target_model, tmp_path) -> None:
+    ports = free_ports(2)
+    flags = ["--engine=vllm", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}", "--threads=1"]
+    async with (
+        service("target_service", ports[0], flags, tmp_path) as running,
+        service("orchestrator", ports[1], [f"--target={running.address}"], tmp_path) as orchestrator,
+    ):
+        await healthy(running)
+        await paired(orchestrator)
+        async with Client(orchestrator.address) as client:
+            [sample] = await client.generate(token_ids={"token_ids": [1, 2, 3]}, max_tokens=20, ignore_eos=True)
+        assert len(sample.token_ids) == 20, "with fewer threads than cores"
+        assert not children(running.process.pid)
+
+
+@pytest.mark.parametrize("sampler", [SAMPLER, DRAFT_SAMPLER], ids=["target", "draft"])
+def test_a_model_with_a_recurrent_state_is_refused(load, tmp_path, sampler: str) -> None:
+    shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    mixed = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    config = transformers.JambaConfig(**shape, **mixed, num_experts=1)
+    transformers.JambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="engine vllm serves no model with a recurrent state"):
+        load(settings(str(tmp_path)), sampler)
 
 
 def children(pid: int) -> list[int]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import operator
 import random
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from draft_service.drafters.vllm_drafter import SAMPLER as DRAFT_SAMPLER
 from draft_service.drafters.vllm_drafter import VllmDrafter
 from specdec.client import Client
 from specdec.core.errors import InvalidArgument, NoReplica
+from target_service.language_model import LmVerifier
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
@@ -31,7 +35,9 @@ def verifier(load, target_model) -> VllmVerifier:
 
 @pytest.fixture(scope="module")
 def drafter(load, draft_model) -> VllmDrafter:
-    return VllmDrafter(*load(settings(draft_model), DRAFT_SAMPLER, prefix_caching=False))
+    """Its worker is a process: passes of two models in one process at a time are not vLLM's."""
+    apart = settings(draft_model, vllm={"distributed_executor_backend": "mp"})
+    return VllmDrafter(*load(apart, DRAFT_SAMPLER, prefix_caching=False))
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +139,77 @@ async def test_a_text_that_lacks_one_row_has_no_chain_yet(
     # Of the orchestrator's templates, one that shows no tools is warned of.
     records = [record for record in caplog.records if not record.name.startswith("orchestrator.tokenizer")]
     assert not [record for record in records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_cached_tokens_of_a_prompt_are_counted(verifier: VllmVerifier, drafter: VllmDrafter) -> None:
+    """Full blocks of 128."""
+    prompt = [(7 * i) % 4093 for i in range(300)]
+    async with cluster([verifier], [drafter]) as deployment:
+        asked = {"token_ids": {"token_ids": prompt}, "max_tokens": 5, "cache_salt": "cached"}
+        samples = [(await deployment.client.generate(**asked))[0] for _ in range(2)]
+    assert [sample.finish.usage.cached_prompt_tokens for sample in samples] == [0, 256]
+
+
+async def test_logprobs_are_those_of_engine_torch_with_and_without_drafts(
+    verifier: VllmVerifier, drafter: VllmDrafter, target_runner: Any, prompts: list[list[int]]
+) -> None:
+    """Of the model's own logits, whatever the sampling makes of them; beside a text that has none."""
+    ours, lines = LmVerifier(target_runner), (prompts[0] * 9)[:300]
+    plain: dict[str, Any] = {"token_ids": {"token_ids": lines}, "max_tokens": 24, "seed": 3}
+    sampled = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.2, "logit_bias": {9: 2.0}}
+    for fields in ({"temperature": 0.0, "prompt_logprobs": 2}, sampled):
+        answers = []
+        for verifiers, drafters, num_draft_tokens in (([verifier], [drafter], 4), ([verifier], [], 0), ([ours], [], 0)):
+            async with cluster(verifiers, drafters) as deployment:
+                asked = plain | fields | {"logprobs": 3, "num_draft_tokens": num_draft_tokens}
+                answer, _ = await asyncio.gather(
+                    Answer.received(deployment.client, asked), deployment.client.generate(**plain)
+                )
+            answers.append(answer)
+        assert answers[0].num_accepted_tokens > 0
+        assert len(answers[2].output) == 24
+        assert len(answers[2].prompt) == (299 if "prompt_logprobs" in fields else 0)
+        for answer in answers[:2]:
+            answer.assert_as(answers[2])
+
+
+@dataclass
+class Answer:
+    """The ids and logprobs of a stream."""
+
+    token_ids: list[int] = field(default_factory=list)
+    output: list[Any] = field(default_factory=list)
+    prompt: list[Any] = field(default_factory=list)
+    num_accepted_tokens: int = 0
+
+    @classmethod
+    async def received(cls, client: Client, asked: dict[str, Any]) -> Answer:
+        answer = cls()
+        async for response in client.stream(**asked):
+            if response.HasField("prompt"):
+                answer.prompt += positions(response.prompt.logprobs, 2)
+            if response.HasField("chunk"):
+                answer.token_ids += response.chunk.token_ids
+                answer.output += positions(response.chunk.logprobs, 3)
+                answer.num_accepted_tokens += response.chunk.finish.speculation.num_accepted_tokens
+        return answer
+
+    def assert_as(self, other: Answer) -> None:
+        assert self.token_ids == other.token_ids
+        for ours, others in ((self.output, other.output), (self.prompt, other.prompt)):
+            values, ids = zip(*ours, strict=True) if ours else ((), ())
+            other_values, other_ids = zip(*others, strict=True) if others else ((), ())
+            assert [*itertools.chain(*values)] == pytest.approx([*itertools.chain(*other_values)], abs=1e-4)
+            assert sum(map(operator.ne, ids, other_ids)) <= 1, "near ties"
+
+
+def positions(logprobs: Any, num_top: int) -> list[tuple[list[float], list[int]]]:
+    """Of each position the logprobs, its token's first, and the likeliest ids."""
+    ids, values = list(logprobs.top_ids), list(logprobs.top_logprobs)
+    return [
+        ([logprob, *values[num_top * i : num_top * (i + 1)]], ids[num_top * i : num_top * (i + 1)])
+        for i, logprob in enumerate(logprobs.logprobs)
+    ]
 
 
 async def test_what_raises_for_one_text_ends_that_one(load, target_model: str, prompts: list[list[int]]) -> None:
