@@ -244,16 +244,15 @@ class TableDrafter:
             time.sleep(self._step_s)
         grown: list[Sequence[Candidate] | SpecdecError | None] = []
         for sequence in sequences:
-            branches = sequence.branches or (Branch(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
-            grown.append([node for branch in branches for node in self._children(sequence, branch)])
+            candidates = [node for branch in sequence.next_branches for node in self._children(sequence, branch)]
+            grown.append(sequence.tree.lacking(candidates))
         return grown
 
     def _children(self, sequence: DraftSequence, branch: Branch) -> list[Candidate]:
-        tree = sequence.tree
-        path = list(tree.path_ids(branch.parent))
+        path = sequence.tree.path_ids(branch.parent)
         tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
         guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), branch.num_children)
-        return [Candidate(branch.parent, token) for token in guesses if tree.child(branch.parent, token) is None]
+        return [Candidate(branch.parent, token) for token in guesses]
 
 
 @dataclass(slots=True)
