@@ -230,15 +230,8 @@ def _compare(case: Case, request: Request, runs: Mapping[str, Run], results: Res
         pairs = zip(runs[contender.name].answers, runs[contender.same_as].answers, request.prompts, strict=True)
         for answer, expected, prompt in pairs:
             results.num_compared += 1
-            if not _equal(answer, expected):
+            if answer.token_ids != expected.token_ids:
                 results.differing.append(f"{case.name}, {contender.name}: {_shortened(prompt)}")
-
-
-def _equal(answer: Answer, other: Answer) -> bool:
-    """By ids if both have them: a text may have several spellings."""
-    if answer.token_ids and other.token_ids:
-        return answer.token_ids == other.token_ids
-    return answer.text == other.text
 
 
 def _shortened(prompt: Mapping[str, Any]) -> str:
@@ -251,4 +244,6 @@ def _record(rows: Sequence[Row], runs: Mapping[str, Run]) -> None:
     for row in rows:
         run = runs[row.contender]
         row.runs.append(run)
-        row.num_same += sum(map(_equal, run.answers, expected))
+        row.num_same += sum(
+            answer.token_ids == other.token_ids for answer, other in zip(run.answers, expected, strict=True)
+        )

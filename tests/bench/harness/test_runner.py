@@ -89,15 +89,15 @@ async def test_a_text_that_differs_is_named_even_in_a_warm_up() -> None:
     assert [row.num_same for row in results.rows] == [1, 0, 0]
 
 
-async def test_texts_are_compared_by_ids_where_both_have_them() -> None:
-    async def with_ids(request: Request) -> Run:
-        return Run(1.0, [Answer([1], "one spelling")])
+async def test_an_answer_without_tokens_differs_from_one_whose_tokens_have_no_text() -> None:
+    def answers(ids: list[int]) -> Ask:
+        async def ask(request: Request) -> Run:
+            return Run(1.0, [Answer(ids)])
 
-    async def without_ids(request: Request) -> Run:
-        return Run(1.0, [Answer([], "one spelling")])
+        return ask
 
-    case = Case("", [[Question("", ("?",))]], contenders({"a": with_ids, "b": without_ids}))
-    assert not (await results_of([case])).differing
+    case = Case("", [[Question("", ("?",))]], contenders({"a": answers([1]), "b": answers([])}))
+    assert (await results_of([case])).differing
 
 
 def test_a_figure_is_the_median_over_turns_next_to_the_first_contender() -> None:
