@@ -149,7 +149,7 @@ def tables(results: Results, rows: Sequence[Row]) -> dict[str, Table]:
 
     speeds = {
         "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
-        "x alone": lambda row: f"{row.over(results.first(row)):.2f}",
+        "x alone": lambda row: f"{row.over_first:.2f}",
         "drafted": drafting(lambda row: row.draft_tokens_per_round),
         "accepted": drafting(lambda row: row.accepted_per_round),
         "hits": ahead(lambda outcomes: outcomes.hits),

@@ -23,7 +23,7 @@ from bench.harness.deployment import Processes
 from bench.harness.endpoints import Endpoint
 from bench.harness.methods import Method
 from bench.harness.models import Models, PairName
-from bench.harness.report import USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of, usual_columns
+from bench.harness.report import USUAL_COLUMNS, USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of
 from bench.harness.runner import Case, Contender
 from bench.harness.windows import windows_of
 from specdec.cli.processes import StartError
@@ -100,7 +100,7 @@ def main(
             yield cases
 
     results = compare(prepare, max_tokens)
-    tables = {"Tokens per second, greedy; over vLLM's generate": by_case(results, usual_columns(results))}
+    tables = {"Tokens per second, greedy; over vLLM's generate": by_case(results, USUAL_COLUMNS)}
     finish(common, results, tables, heat_of("Speed over vLLM's generate", results), USUAL_LEGEND)
 
 
