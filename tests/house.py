@@ -26,7 +26,7 @@ BUDGETS = {
     "draft_service": 2_260,
     "gateway": 3_830,
     "bench": 7_000,
-    "testing": 2_600,
+    "testing": 2_605,
     "tests": 41_580,
     "models": 1_510,
 }
