@@ -12,7 +12,7 @@ from testing.raw import Raw
 
 
 class InternalError:
-    """A call whose service answers with an internal error."""
+    """A call to a service that answers with an internal error."""
 
     def __aiter__(self) -> Any:
         return self._responses()
