@@ -226,6 +226,7 @@ def main(
 
     @asynccontextmanager
     async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
+        nonlocal label
         num_turns = 2 if quick else 1 + repeats
         if common.is_running:
             say(conditions(label, max_tokens))
@@ -236,12 +237,12 @@ def main(
                 yield cases_of(plan, {ALONE.front: endpoint}, question_of, num_turns, None)
             return
         if of_tables:
-            say(conditions(label, max_tokens))
             served, question_of = served_tables(TableCosts(pass_ms, step_ms, acceptance, runner_up, row_us)), three_ids
         else:
             models = common.models(PairName.damped, directory)
-            say(conditions(models.label, max_tokens))
+            label = models.label
             served, question_of = served_models(models, common, directory), windows(common, models, num_turns)
+        say(conditions(label, max_tokens))
         plan.extend(situations(temperatures, quick, with_unrelated=bool(served.unrelated)))
         async with lab(served, num_ahead_tokens) as running:
             yield cases_of(plan, running.endpoints, question_of, num_turns, running)
