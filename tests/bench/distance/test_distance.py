@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.distance.__main__ import TableCosts, cases_of, main, rows_of, served_tables, tables, three_ids
+from bench.distance.__main__ import cases_of, main, rows_of, tables, three_ids
 from bench.distance.formula import predictions
-from bench.distance.lab import lab
+from bench.distance.lab import TableCosts, lab, served_tables
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, Mode, sync
 from bench.distance.row import Outcomes, Row, Run
 from bench.distance.situations import ROUND_TRIPS_MS, Situation, situations
