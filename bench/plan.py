@@ -146,7 +146,7 @@ async def tokens_per_s(running: Lab, cell: Cell, tokens: int, repeats: int) -> f
     drafting = _SETTINGS[cell.drafting]
     number = {} if drafting is None else {"num_draft_tokens": drafting.num_draft_tokens}
     ask = running.endpoints["ahead" if drafting is None or drafting.ahead else "near"].asks(**number)
-    chance, rates = random.Random(repr(cell)), []  # cells have other texts, whose acceptance differs
+    chance, rates = random.Random(repr(cell)), []  # each cell has texts of its own
     for _ in range(1 + repeats):
         turn = chance.randrange(1024)
         prompts = [{"token_ids": {"token_ids": [1 + index, turn, 3]}} for index in range(cell.requests)]
