@@ -28,7 +28,7 @@ from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.call_finder import SPECIAL, Format, format_of
-from gateway.errors import HIDDEN, SERVER_ERROR, HttpError, Json, http_error
+from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable
 from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
@@ -37,7 +37,7 @@ from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
 from gateway.tools import Parser
-from gateway.waiting import ENDS, Waiting
+from gateway.waiting import Waiting, shutting_down
 from specdec.client import Client
 from specdec.core.errors import PermissionDenied, SpecdecError, Unauthenticated
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
@@ -53,7 +53,6 @@ _PAGE = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_NO_MODEL = HttpError(503, "no target is ready", SERVER_ERROR, headers={"retry-after": "1"})
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -180,7 +179,7 @@ class Gateway:
                     yield sse.event(broken.body)
                 finally:
                     if status == 499 and self._waiting.has_ended:
-                        status = ENDS.status
+                        status = shutting_down().status
                     self._metrics.ended("chat" if answer.is_chat else "completions", status)
 
     # --- everything else ---------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Gateway:
         """The model, by each of its names."""
         info = await self._info(request)
         if not info.HasField("target"):
-            raise _NO_MODEL
+            raise unavailable("no target is ready")
         model = {"object": "model", "created": 0, "owned_by": "specdec", "max_model_len": info.target.context_length}
         return [{"id": name, **model} for name in self._settings.served_model_name or [info.model_name]]
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from gateway.errors import encoded
-from gateway.waiting import ENDS, Waiting
+from gateway.waiting import Waiting, shutting_down
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
@@ -44,7 +44,7 @@ async def _kept_alive(events: AsyncGenerator[bytes, None], silence_s: float, wai
                 yield finished.result()
             except StopAsyncIteration:
                 return
-        yield event(ENDS.body)
+        yield event(shutting_down().body)
     finally:
         if coming is not None:
             coming.cancel()
