@@ -214,6 +214,16 @@ def test_cutting_law(kind: Format | None, listed: bool, reasons: bool, text: str
     assert parsed(cut, pieces) == parsed(whole, [text])
 
 
+@pytest.mark.parametrize("properties", [None, [], "a", {"a": None}, {"a": []}])
+@pytest.mark.parametrize("types", [None, 5, {}, [{}], [5, "integer"]])
+def test_a_schema_that_is_none_says_nothing_of_an_argument(properties: Any, types: Any) -> None:
+    """Whatever a caller sends as one."""
+    text = "<function=f><parameter=a>3</parameter></function>"
+    for schema in (properties, {"a": {"type": types}}, {"a": {"anyOf": types}}, {"a": {"oneOf": [types]}}):
+        parser = Parser("qwen3_coder", tools={"f": {"type": "object", "properties": schema}})
+        assert parsed(parser, [text]) == [Called("f", '{"a": 3}')]
+
+
 FORMATS: list[tuple[Format, str]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "%s"}}</tool_call>'),
     ("llama3_json", '{"name": "f", "parameters": {"a": "%s"}}'),
