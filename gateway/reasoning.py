@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from gateway.source import held_length
+
 _BEGIN, _END = "<think>", "</think>"
 
 
@@ -61,8 +63,3 @@ class ReasoningSplit:
             self._held, self.end = begin.removeprefix(_BEGIN), math.inf
         elif not _BEGIN.startswith(begin):
             self.end, self._is_over = math.inf if self._is_within else 0, not self._is_within
-
-
-def held_length(text: str, sign: str) -> int:
-    """The length of the longest end of ``text`` with which the ``sign`` begins."""
-    return max((n for n in range(1, len(sign)) if text.endswith(sign[:n])), default=0)

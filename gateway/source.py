@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gateway.reasoning import held_length
-
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 Write = Callable[[str], object]
@@ -137,3 +135,11 @@ class Source:
             if places or self.is_last:
                 return bool(places)
             yield
+
+
+def held_length(text: str, sign: str) -> int:
+    """The length of the longest end of ``text`` with which the ``sign`` begins, if not all of it is there."""
+    start = text.find(sign[0], max(0, len(text) - len(sign) + 1))
+    while start >= 0 and not sign.startswith(text[start:]):
+        start = text.find(sign[0], start + 1)
+    return len(text) - start if start >= 0 else 0

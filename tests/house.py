@@ -24,7 +24,7 @@ BUDGETS = {
     "orchestrator": 7_720,
     "target_service": 3_310,
     "draft_service": 2_260,
-    "gateway": 3_830,
+    "gateway": 3_840,
     "bench": 7_000,
     "testing": 2_600,
     "tests": 41_540,
