@@ -13,8 +13,8 @@ Reading = Generator[None, None, T]
 Write = Callable[[str], object]
 
 _SPACE = re.compile(r"\s+")
-_MAX_SPACES = 64
-"""Between two tags."""
+MAX_SPACES = 64
+"""Between two tags, and before the first one."""
 _MAX_WORD = 400
 
 
@@ -54,8 +54,8 @@ class Source:
         index = self._text.find(closing, self._at)
         while index >= 0:
             behind = index + len(closing)
-            is_short = len(self._text) < behind + _MAX_SPACES
-            rest = self._text[behind : behind + _MAX_SPACES].lstrip()
+            is_short = len(self._text) < behind + MAX_SPACES
+            rest = self._text[behind : behind + MAX_SPACES].lstrip()
             if rest.startswith(opening) or (is_short and self._is_finished and not rest):
                 self._end, self.is_last, self.is_closed = index, True, True
                 return

@@ -43,6 +43,9 @@ CASES = [
     (True, "</think>Hello!", "", "Hello!"),
     (False, "<think>So.</think>\nHello!", "So.", "Hello!"),
     (False, "\n<think>So", "So", ""),
+    *((within, " " * 64 + "<think>So.</think>Hello!", "So.", "Hello!") for within in (True, False)),
+    (True, " " * 65 + "<think>So.</think>Hello!", " " * 65 + "<think>So.", "Hello!"),
+    (False, " " * 65 + "<think>So.</think>", "", " " * 65 + "<think>So.</think>"),
     (False, "Hello </think>!", "", "Hello </think>!"),
     (False, "<thin", "", "<thin"),
 ]
