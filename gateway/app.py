@@ -9,8 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -153,34 +153,43 @@ class Gateway:
                 return Json(await self._waiting.while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
             first = await self._waiting.while_connected(request, anext(source))
-        events = self._events(answer, first, source, request_id)
-        return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s, self._waiting)
+        return sse.Streaming(
+            self._stream(answer, first, source, request_id), self._settings.keep_alive_s, self._waiting
+        )
 
-    async def _events(
+    @asynccontextmanager
+    async def _stream(
         self, answer: Answer, first: Any, source: AsyncGenerator[Any, None], request_id: str
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The events of an answer, which counts by how it ends."""
         status = 499  # the client has left
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            nonlocal status
+            try:
+                for chunk in answer.chunks(*first):
+                    yield sse.event(chunk)
+                with translation.names_of(answer.body):
+                    async for prompt, response in source:
+                        for chunk in answer.chunks(prompt, response):
+                            yield sse.event(chunk)
+                for chunk in answer.ends():
+                    yield sse.event(chunk)
+                status = 200
+                yield sse.DONE
+            except Exception as error:
+                broken = _answer_to(error, request_id)
+                status = broken.status
+                yield sse.event(broken.body)
+
         with self._metrics.streaming():
-            async with aclosing(source):
-                try:
-                    for chunk in answer.chunks(*first):
-                        yield sse.event(chunk)
-                    with translation.names_of(answer.body):
-                        async for prompt, response in source:
-                            for chunk in answer.chunks(prompt, response):
-                                yield sse.event(chunk)
-                    for chunk in answer.ends():
-                        yield sse.event(chunk)
-                    status = 200
-                    yield sse.DONE
-                except Exception as error:
-                    broken = _answer_to(error, request_id)
-                    status = broken.status
-                    yield sse.event(broken.body)
-                finally:
-                    if status == 499 and self._waiting.has_ended:
-                        status = shutting_down().status
-                    self._metrics.ended("chat" if answer.is_chat else "completions", status)
+            try:
+                async with aclosing(source), aclosing(events()) as running:
+                    yield running
+            finally:
+                if status == 499 and self._waiting.has_ended:
+                    status = shutting_down().status
+                self._metrics.ended("chat" if answer.is_chat else "completions", status)
 
     # --- everything else ---------------------------------------------------------------------------------------
 

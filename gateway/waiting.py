@@ -28,6 +28,8 @@ class Waiting:
     async def first_of(self, work: asyncio.Future[Any], *others: asyncio.Future[Any], timeout_s: float | None) -> None:
         """Wait until one of them is done, or for so long. ``work`` is cancelled when the server ends."""
         self._tasks.add(work)
+        if self.has_ended:
+            work.cancel()
         try:
             await asyncio.wait({work, *others}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

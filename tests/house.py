@@ -24,10 +24,10 @@ BUDGETS = {
     "orchestrator": 7_720,
     "target_service": 3_310,
     "draft_service": 2_260,
-    "gateway": 3_840,
+    "gateway": 3_860,
     "bench": 7_000,
     "testing": 2_600,
-    "tests": 41_550,
+    "tests": 41_580,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -192,6 +192,37 @@ async def test_a_stream_counts_by_how_it_ends(measured: InMemoryMetricReader) ->
         assert counted(measured) == {("completions", 504): 1, ("completions", 499): 1, ("completions", 200): 1}
 
 
+async def test_a_stream_whose_client_leaves_before_its_first_event_is_counted_and_closed(
+    measured: InMemoryMetricReader,
+) -> None:
+    body = json.dumps({**LONG, "stream": True}).encode()
+    messages, has_begun = [{"type": "http.request", "body": body}], asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await has_begun.wait()
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        has_begun.set()
+        await asyncio.sleep(60)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    async with serving(pass_s=0.02) as running:
+        await running.gateway._gateway.app()(scope, receive, send)  # type: ignore[arg-type]
+        assert counted(measured) == {("completions", 499): 1}
+        await running.cluster.settled(5.0)
+
+
+async def test_what_begins_after_the_end_of_a_server_is_ended_too() -> None:
+    async with serving(pass_s=0.02) as running:
+        running.gateway._gateway.end()
+        for stream in (False, True):
+            refused = await running.http.post("/v1/completions", json={**LONG, "stream": stream}, timeout=10)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"] == "this server is shutting down"
+
+
 def counted(reader: InMemoryMetricReader) -> dict[tuple[Any, Any], float]:
     """Answers by route and status."""
     counts = total(reader)["specdec.gateway.requests"]
