@@ -71,7 +71,7 @@ async def test_a_proxy_may_keep_its_prefix_or_strip_it() -> None:
         assert (await running.http.get("/openapi.json")).json()["servers"] == [{"url": "/llm"}]
 
 
-async def test_refusals_of_browsers_questions_are_json_and_private_networks_are_allowed() -> None:
+async def test_refusals_of_browsers_questions_are_json_and_pages_by_name_may_call_a_private_network() -> None:
     asked = {"access-control-request-method": "POST", "access-control-request-private-network": "true"}
     async with serving(gateway={"allowed_origins": PAGE}) as running:
         options = running.http.options
@@ -83,6 +83,10 @@ async def test_refusals_of_browsers_questions_are_json_and_private_networks_are_
         assert "--allowed-origins" in refused.json()["error"]["message"]
         other = await options("/v1/completions", headers={"origin": PAGE, "access-control-request-method": "BREW"})
         assert (other.status_code, is_an_error(other.json())) == (400, True)
+    async with serving(gateway={"allowed_origins": "*"}) as running:
+        for question, status in ((asked, 400), ({"access-control-request-method": "POST"}, 200)):
+            response = await running.http.options("/v1/completions", headers={"origin": PAGE, **question})
+            assert response.status_code == status
     async with serving() as running:
         none = await running.http.options("/v1/completions", headers={"origin": PAGE, **asked})
         assert (none.status_code, is_an_error(none.json())) == (405, True)
