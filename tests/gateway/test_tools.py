@@ -18,16 +18,9 @@ from hypothesis import strategies as st
 
 from gateway.call_finder import Format, Text, format_of
 from gateway.calls import Arguments, Call
-from gateway.server import GatewayServer
-from gateway.settings import GatewaySettings
 from gateway.tools import Parser, Part, Reasoning
-from specdec.runner.loading import grammars
-from specdec.telemetry.prometheus import Scrape
-from target_service.language_model import LmVerifier
-from testing.raw import started
 from tests.checkout import DEMO
-from tests.cluster import cluster
-from tests.parity.conftest import load
+from tests.gateway.conftest import serving_demo
 
 
 @dataclass(frozen=True)
@@ -294,15 +287,11 @@ def test_the_format_is_the_templates() -> None:
 @pytest.fixture
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     """Of a gateway in front of the demo target."""
-    runner = load("target", "float32")
-    verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
-    async with cluster([verifier], tokenizer=str(DEMO / "target")) as deployment:
-        settings = GatewaySettings(orchestrator=[f"127.0.0.1:{deployment.orchestrator.port}"])
-        async with (
-            started(GatewayServer(settings, Scrape())) as server,
-            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client,
-        ):
-            yield client
+    async with (
+        serving_demo(str(DEMO / "target")) as http,
+        openai.AsyncOpenAI(base_url=str(http.base_url.join("v1")), api_key="none") as client,
+    ):
+        yield client
 
 
 def tool(name: str, **properties: Any) -> Any:
