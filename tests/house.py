@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 3_860,
     "bench": 7_000,
     "testing": 2_600,
-    "tests": 41_590,
+    "tests": 41_610,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
