@@ -28,7 +28,7 @@ from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.call_finder import SPECIAL, Format, format_of
-from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable
+from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable, unknown_model
 from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
@@ -153,9 +153,8 @@ class Gateway:
                 return Json(await self._waiting.while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
             first = await self._waiting.while_connected(request, anext(source))
-        return sse.Streaming(
-            self._stream(answer, first, source, request_id), self._settings.keep_alive_s, self._waiting
-        )
+        stream = self._stream(answer, first, source, request_id=request_id)
+        return sse.Streaming(stream, self._settings.keep_alive_s, self._waiting)
 
     @asynccontextmanager
     async def _stream(
@@ -201,7 +200,7 @@ class Gateway:
         for model in models:
             if name == model["id"]:
                 return Json(model)
-        raise _unknown_model(name, [model["id"] for model in models])
+        raise unknown_model(name, [model["id"] for model in models])
 
     async def _described(self, request: Request) -> list[dict[str, Any]]:
         """The model, by each of its names."""
@@ -314,7 +313,7 @@ class Gateway:
             self._named_at = now if self._model_name else self._named_at
         names = self._settings.served_model_name or [self._model_name]
         if name and names[0] and name not in names:
-            raise _unknown_model(name, names)
+            raise unknown_model(name, names)
         return names[0]
 
 
@@ -331,11 +330,6 @@ async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str,
         async for prompt, response in source:
             answer.collect(prompt, response)
     return answer.whole()
-
-
-def _unknown_model(name: str, served: Sequence[str]) -> HttpError:
-    message = f"The model `{name[:256]}` does not exist. Served here: {', '.join(served)}"
-    return HttpError(404, message, code="model_not_found", param="model")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

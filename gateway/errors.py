@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -69,6 +69,11 @@ def _retry_after(seconds: float) -> dict[str, str]:
 def unavailable(message: str, **headers: str) -> HttpError:
     """A new one for each request: an error that is raised keeps the request in its traceback."""
     return HttpError(503, message, _SERVER_ERROR, headers=_retry_after(1.0) | headers)
+
+
+def unknown_model(name: str, served: Sequence[str]) -> HttpError:
+    message = f"The model `{name[:256]}` does not exist. Served here: {', '.join(served)}"
+    return HttpError(404, message, code="model_not_found", param="model")
 
 
 _ANSWERS: tuple[tuple[type[SpecdecError], int, str, str | None, Mapping[str, str]], ...] = (

@@ -227,7 +227,7 @@ async def test_nothing_is_kept_of_requests_without_a_target() -> None:
         assert refused.json()["error"]["message"] == "no target is ready"
         assert int(refused.headers["retry-after"]) == 1
         gc.collect()
-        assert not [value for value in gc.get_objects() if isinstance(value, Request)]
+        assert not [value for value in gc.get_objects() if type(value) is Request]
 
 
 async def test_a_timeout_is_not_tried_again():
