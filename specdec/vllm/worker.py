@@ -28,7 +28,7 @@ from specdec.vllm.passes import (
 )
 
 MAX_PROMPT_LOGITS = 64
-"""Rows of a prompt whose logits are computed at a time: a row of logits is as long as the vocabulary."""
+"""Rows of a prompt at a time of which logits are computed: such a row is as long as the vocabulary."""
 
 
 class WorkerExtension:

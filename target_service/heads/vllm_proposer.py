@@ -103,4 +103,4 @@ def _output_rows(target: Path) -> Tensor:
                 with safe_open(target / file, "pt") as tensors:
                     rows: Tensor = tensors.get_tensor(name)
                     return rows
-    raise ValueError(f"{target} has none of {', '.join(_OUTPUT_ROWS)}, whose rows the head leaves out")
+    raise ValueError(f"{target} has none of {', '.join(_OUTPUT_ROWS)}: the rows that the head leaves out")
