@@ -16,6 +16,7 @@ from gateway import logprobs
 from gateway.bodies import ChatBody, CompletionBody
 from gateway.call_finder import Text
 from gateway.calls import Call
+from gateway.errors import HttpError
 from gateway.tools import Parser, Part, Reasoning
 from gateway.usage import Usage
 from specdec.v1 import generation_pb2
@@ -71,8 +72,10 @@ class Answer:
         """``parser``: of one answer's text, in chat."""
         self.body = body
         self.is_chat = isinstance(body, ChatBody)
+        self.route = "chat" if self.is_chat else "completions"
         self.num_samples = body.n or 1
-        self._model = model
+        self.request_id = request_id
+        self.model = model
         self._id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{request_id}"
         self._created = int(time.time())
         self._fingerprint = ""
@@ -146,6 +149,10 @@ class Answer:
         options = self.body.stream_options
         if options is not None and options.include_usage:
             yield self._chunk(None)
+
+    def failed(self, error: HttpError) -> Iterator[dict[str, Any]]:
+        """The last chunk of a stream that breaks."""
+        yield error.body
 
     def _echo(self, prompt: int, part: generation_pb2.Prompt) -> Iterator[dict[str, Any]]:
         if self.body.prompt_logprobs is not None or self.body.return_token_ids:
@@ -246,7 +253,7 @@ class Answer:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._model,
+            "model": self.model,
             "system_fingerprint": self._fingerprint,
             "choices": choices,
         }

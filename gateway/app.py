@@ -33,6 +33,8 @@ from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
 from gateway.reading import Bodies
+from gateway.responses_answer import ResponsesAnswer
+from gateway.responses_body import ResponsesBody, ResponsesChat, chat_of
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
@@ -55,6 +57,7 @@ _PAGE = {
 }
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+AnyAnswer = Answer | ResponsesAnswer
 T = TypeVar("T")
 
 
@@ -75,6 +78,7 @@ class Gateway:
         routes = [
             Route("/v1/completions", self._served(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._served(self._chat), methods=["POST"]),
+            Route("/v1/responses", self._served(self._responses), methods=["POST"]),
             Route("/v1/models", self._served(self._models)),
             Route("/v1/models/{name:path}", self._served(self._model)),
             Route("/tokenize", self._served(self._tokenize), methods=["POST"]),
@@ -117,10 +121,23 @@ class Gateway:
 
     async def _chat(self, request: Request) -> Response:
         body, fields = await self._read(request, ChatBody, translation.of_chat)
+        return await self._generate(request, body, [self._with_formats(body, fields)])
+
+    async def _responses(self, request: Request) -> Response:
+        def translate(body: ResponsesBody) -> tuple[ResponsesChat, dict[str, Any]]:
+            chat = chat_of(body)
+            return chat, translation.of_chat(chat)
+
+        body, (chat, fields) = await self._read(request, ResponsesBody, translate)
+        return await self._generate(
+            request, chat, [self._with_formats(chat, fields)], kind=partial(ResponsesAnswer, body)
+        )
+
+    def _with_formats(self, body: ChatBody, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a request, with what reading its answer needs."""
         if self._reads_calls(body) and self._settings.tool_format in ("auto", *SPECIAL):
             fields.setdefault("skip_special_tokens", False)  # some formats are made of them
-        fields["reasoning"] = self._settings.reasoning_format == "think"
-        return await self._generate(request, body, [fields])
+        return fields | {"reasoning": self._settings.reasoning_format == "think"}
 
     @staticmethod
     def _reads_calls(body: ChatBody) -> bool:
@@ -140,13 +157,18 @@ class Gateway:
         return partial(Parser, kind, named=named, listed=is_listed, reasoning=reasons, tools=tools)
 
     async def _generate(
-        self, request: Request, body: ChatBody | CompletionBody, requests: Sequence[dict[str, Any]]
+        self,
+        request: Request,
+        body: ChatBody | CompletionBody,
+        requests: Sequence[dict[str, Any]],
+        kind: Callable[[Answer], AnyAnswer] = lambda answer: answer,
     ) -> Response:
+        """``kind``: what becomes of the answer of chat or completions."""
         model = await self._checked_model(request, body.model)
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
         parser = self._parser(body) if isinstance(body, ChatBody) else Parser
-        answer = Answer(body, len(requests), request_id, model, parser)
+        answer = kind(Answer(body, len(requests), request_id, model, parser))
         source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):
             if not body.stream:
@@ -154,11 +176,11 @@ class Gateway:
             # What is wrong is an HTTP error, so the answer begins with the admission.
             first = await self._waiting.while_connected(request, anext(source))
         stream = self._stream(answer, first, source, request_id=request_id)
-        return sse.Streaming(stream, self._settings.keep_alive_s, self._waiting)
+        return sse.Streaming(stream, answer.failed, self._settings.keep_alive_s, waiting=self._waiting)
 
     @asynccontextmanager
     async def _stream(
-        self, answer: Answer, first: Any, source: AsyncGenerator[Any, None], request_id: str
+        self, answer: AnyAnswer, first: Any, source: AsyncGenerator[Any, None], request_id: str
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of an answer, which counts by how it ends."""
         status = 499  # the client has left
@@ -175,11 +197,13 @@ class Gateway:
                 for chunk in answer.ends():
                     yield sse.event(chunk)
                 status = 200
-                yield sse.DONE
+                if isinstance(answer, Answer):
+                    yield sse.DONE
             except Exception as error:
                 broken = _answer_to(error, request_id)
                 status = broken.status
-                yield sse.event(broken.body)
+                for chunk in answer.failed(broken):
+                    yield sse.event(chunk)
 
         with self._metrics.streaming():
             try:
@@ -188,7 +212,7 @@ class Gateway:
             finally:
                 if status == 499 and self._waiting.has_ended:
                     status = shutting_down().status
-                self._metrics.ended("chat" if answer.is_chat else "completions", status)
+                self._metrics.ended(answer.route, status)
 
     # --- everything else ---------------------------------------------------------------------------------------
 
@@ -325,7 +349,7 @@ def _answer_to(error: Exception, request_id: str) -> HttpError:
     return http_error(error)
 
 
-async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:
+async def _whole(answer: AnyAnswer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:
     async with aclosing(source):
         async for prompt, response in source:
             answer.collect(prompt, response)

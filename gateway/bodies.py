@@ -28,13 +28,10 @@ class Prediction(StrictBody):
 
 
 class Generation(StrictBody):
-    """What completions and chat have in common."""
+    """What all requests for text have in common."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=64)] | None = None
-    max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
@@ -53,18 +50,14 @@ class Generation(StrictBody):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
-    prompt_logprobs: Count | None = None
     allowed_token_ids: Annotated[Ids, Field(min_length=1)] | None = None
     bad_words: Few[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
 
     num_draft_tokens: Count | None = Field(None, description="draft tokens per round; 0: none; null: adapted")
     verification: Literal["coupled", "token", "block"] | None = Field(None, description="how drafts are verified")
-    return_origins: bool | None = Field(None, description="with each chunk, where its tokens came from, and its rounds")
     prediction: Prediction | None = None
 
     # Accepted, and without effect.
@@ -75,24 +68,10 @@ class Generation(StrictBody):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     parallel_tool_calls: bool | None = None
-    verbosity: str | None = None
     priority: Literal[0] | None = None
 
-    UNSUPPORTED: ClassVar[dict[str, str]] = {
-        "best_of": "use n",
-        "use_beam_search": "use n",
-        "length_penalty": "use max_tokens",
-        "guided_json": "use structured_outputs",
-        "guided_regex": "use structured_outputs",
-        "guided_choice": "use structured_outputs",
-        "guided_grammar": "use structured_outputs",
-        "prompt_embeds": "use prompt",
-    }
-
-    @classmethod
-    def asks(cls, name: str, fields: dict[str, Any]) -> bool:
-        neutral = {"best_of": fields.get("n") or 1, "use_beam_search": False, "length_penalty": 1}
-        return super().asks(name, fields) and fields[name] != neutral.get(name)
+    NAMES: ClassVar[dict[str, str]] = {}
+    """Fields that the caller knows by other names, and these."""
 
     @field_validator("stop")
     @classmethod
@@ -110,12 +89,41 @@ class Generation(StrictBody):
         return value
 
 
-class CompletionBody(Generation):
+class Choices(Generation):
+    """What completions and chat have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_tokens: Count | None = None
+    prompt_logprobs: Count | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_origins: bool | None = Field(None, description="with each chunk, where its tokens came from, and its rounds")
+    verbosity: str | None = Field(None, description="no effect")
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        "best_of": "use n",
+        "use_beam_search": "use n",
+        "length_penalty": "use max_tokens",
+        "guided_json": "use structured_outputs",
+        "guided_regex": "use structured_outputs",
+        "guided_choice": "use structured_outputs",
+        "guided_grammar": "use structured_outputs",
+        "prompt_embeds": "use prompt",
+    }
+
+    @classmethod
+    def asks(cls, name: str, fields: dict[str, Any]) -> bool:
+        neutral = {"best_of": fields.get("n") or 1, "use_beam_search": False, "length_penalty": 1}
+        return super().asks(name, fields) and fields[name] != neutral.get(name)
+
+
+class CompletionBody(Choices):
     prompt: str | Few[str] | Ids | Few[Ids]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    UNSUPPORTED: ClassVar[dict[str, str]] = {**Generation.UNSUPPORTED, "suffix": "put it into the prompt"}
+    UNSUPPORTED: ClassVar[dict[str, str]] = {**Choices.UNSUPPORTED, "suffix": "put it into the prompt"}
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -137,7 +145,8 @@ def _refused(value: Any) -> None:
         raise ValueError("not supported: text alone is")
 
 
-def _content_kind(value: Any) -> str:
+def text_kind(value: Any) -> str:
+    """The tag of what is a text or a list of parts."""
     return "parts" if isinstance(value, list) else "text"
 
 
@@ -148,6 +157,9 @@ Unsupported = Annotated[None, BeforeValidator(_refused)]
 class TextPart(HistoryBody):
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
+
+
+Content = Annotated[Annotated[str, Tag("text")] | Annotated[Few[TextPart], Tag("parts")], Discriminator(text_kind)]
 
 
 class FunctionCall(HistoryBody):
@@ -165,13 +177,7 @@ class ToolCall(HistoryBody):
 
 class Message(HistoryBody):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        Annotated[
-            Annotated[str, Tag("text")] | Annotated[Few[TextPart], Tag("parts")],
-            Discriminator(_content_kind),
-        ]
-        | None
-    ) = None
+    content: Content | None = None
     name: str | None = None
     tool_calls: Few[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -191,7 +197,7 @@ class Message(HistoryBody):
 Tools = Annotated[Few[Tool], Field(max_length=128)]
 
 
-class ChatBody(Generation):
+class ChatBody(Choices):
     messages: Annotated[Few[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -207,7 +213,7 @@ class ChatBody(Generation):
     modalities: Few[Literal["text"]] | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
-        **Generation.UNSUPPORTED,
+        **Choices.UNSUPPORTED,
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "text alone is supported",

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from gateway.responses_body import ResponsesBody
 
 _ERROR = {
     "type": "object",
@@ -29,6 +30,7 @@ _ERROR = {
 _POSTED: dict[str, tuple[type[BaseModel], str, list[str]]] = {
     "/v1/completions": (CompletionBody, "Complete prompts", ["id", "object", "choices", "usage"]),
     "/v1/chat/completions": (ChatBody, "Answer a conversation", ["id", "object", "choices", "usage"]),
+    "/v1/responses": (ResponsesBody, "Answer a conversation, in items", ["id", "object", "output", "status", "usage"]),
     "/tokenize": (TokenizeBody, "The ids of a prompt", ["tokens", "count", "max_model_len"]),
     "/detokenize": (DetokenizeBody, "The text of ids", ["prompt"]),
 }
@@ -49,7 +51,7 @@ def document(root_path: str) -> dict[str, Any]:
     for path, (model, summary, required) in _POSTED.items():
         body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
         operation = {"summary": summary, "requestBody": {"required": True, "content": body}}
-        streamed: dict[str, Any] = {"text/event-stream": {}} if "completions" in path else {}
+        streamed: dict[str, Any] = {"text/event-stream": {}} if issubclass(model, Generation) else {}
         paths[path] = {"post": operation | {"responses": _responses(required, streamed)}}
     for path, (summary, required) in _READ.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(required, {})}}

@@ -113,7 +113,7 @@ def _path(problem: ErrorDetails, value: Any) -> str:
     path = ""
     for key in problem["loc"]:
         if isinstance(key, int):
-            path, value = f"{path}[{key}]", value[key]
+            path, value = f"{path}[{key}]", value[key] if isinstance(value, list) and key < len(value) else None
         elif isinstance(value, dict) and (key in value or problem["type"] == "missing"):
             path, value = f"{path}.{key}" if path else key, value.get(key)
     return path or "body"

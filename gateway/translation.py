@@ -10,7 +10,16 @@ from functools import partial
 from typing import Any
 
 from gateway import structure
-from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, Message, TokenizeBody, ToolCall
+from gateway.bodies import (
+    ChatBody,
+    Choices,
+    CompletionBody,
+    DetokenizeBody,
+    Generation,
+    Message,
+    TokenizeBody,
+    ToolCall,
+)
 from gateway.errors import HttpError
 from gateway.structure import Tool
 from specdec.core.errors import InvalidArgument
@@ -43,6 +52,7 @@ _NAMES = {
 }
 """Fields of the orchestrators' contract, and what callers name them."""
 _IN_CALL = re.compile(r"(?<=tool_calls\[)(\d+\])\.(\w+?)(_json)?$")
+_BEHIND_FIELD = re.compile(r"[.\[].*")
 _IN_WORDS = re.compile(r"(?<=not possible with )\w+$|(?<=must be at most )max_tokens\b")
 """Further fields that a problem names."""
 
@@ -86,7 +96,7 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
         "tool_choice": forced,
         "structured_outputs": structure.grammar_of_outputs(body.structured_outputs),
     }
-    return fields | structure.only_grammar(grammars)
+    return fields | structure.only_grammar({body.NAMES.get(name, name): form for name, form in grammars.items()})
 
 
 def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
@@ -110,6 +120,12 @@ def names_of(body: Generation | TokenizeBody | DetokenizeBody) -> Iterator[None]
 
 
 def _name(name: str, body: Generation | TokenizeBody | DetokenizeBody) -> str:
+    name = _chat_name(name, body)
+    names = body.NAMES if isinstance(body, Generation) else {}
+    return names.get(_BEHIND_FIELD.sub("", name), name)
+
+
+def _chat_name(name: str, body: Generation | TokenizeBody | DetokenizeBody) -> str:
     if isinstance(body, DetokenizeBody) and name == "token_ids":
         return "tokens"
     if isinstance(body, Generation) and name == "json_schema":
@@ -164,7 +180,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "name": call.function.name, "arguments_json": text}
 
 
-def _common(body: Generation) -> dict[str, Any]:
+def _common(body: Choices) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in _SAME}
     if body.temperature is not None:
         # Clients send a tiny temperature where they mean none.
@@ -184,7 +200,7 @@ def _common(body: Generation) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check_stream(body: Generation) -> None:
+def _check_stream(body: Choices) -> None:
     options = body.stream_options
     if options is not None and (options.include_usage or options.continuous_usage_stats) and not body.stream:
         raise HttpError(400, "stream_options: needs stream to be true", param="stream_options")
