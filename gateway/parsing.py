@@ -93,7 +93,10 @@ def parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
     try:
         return kind.model_validate(value, context=accept_unknown)
     except ValidationError as error:
-        problems = [(_path(problem, value), problem["msg"]) for problem in error.errors(include_url=False)]
+        problems = [
+            (_path(problem, value), problem["msg"].removeprefix("Value error, "))
+            for problem in error.errors(include_url=False)
+        ]
         message = "; ".join(f"{path}: {what}" for path, what in problems[:_MAX_PROBLEMS])
         # Of the branches of a union, the one that fits best fails at the deepest place.
         raise HttpError(400, message, param=max((path for path, _ in problems), key=len)) from error

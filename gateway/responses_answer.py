@@ -21,29 +21,19 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How an item and its events are named. ``text``: the events of its text. ``part`` and ``holder``: the events of
-    the part that has the text, and the field that holds the part; a call has none."""
+    """An item, and how its events are named. ``text``: those of its text. ``part``: those of the part that has the
+    text. ``holder``: the field that holds this part."""
 
     type: str
     prefix: str
     text: str
-    part_type: str = ""
     part: str = ""
     holder: str = ""
 
 
-_MESSAGE = _Kind("message", "msg", "output_text", part_type="output_text", part="content_part", holder="content")
-_REASONING = _Kind(
-    "reasoning", "rs", "reasoning_text", part_type="reasoning_text", part="content_part", holder="content"
-)
-_SUMMARY = _Kind(
-    "reasoning",
-    "rs",
-    "reasoning_summary_text",
-    part_type="summary_text",
-    part="reasoning_summary_part",
-    holder="summary",
-)
+_MESSAGE = _Kind("message", "msg", "output_text", part="content_part", holder="content")
+_REASONING = _Kind("reasoning", "rs", "reasoning_text", part="content_part", holder="content")
+_SUMMARY = _Kind("reasoning", "rs", "reasoning_summary_text", part="reasoning_summary_part", holder="summary")
 _CALL = _Kind("function_call", "fc", "function_call_arguments")
 
 
@@ -71,9 +61,7 @@ class ResponsesAnswer:
         self.body = chat.body
         self.route = "responses"
         self._chat = chat
-        self._reasoning = _REASONING
-        if body.reasoning and (body.reasoning.summary or body.reasoning.generate_summary):
-            self._reasoning = _SUMMARY
+        self._reasoning = _SUMMARY if body.reasoning and body.reasoning.summary else _REASONING
         self._output: list[dict[str, Any]] = []
         self._writing: _Writing | None = None
         self._waiting_logprobs: list[Any] = []  # of tokens whose text is not there yet
@@ -215,10 +203,9 @@ class ResponsesAnswer:
 
 
 def _part(writing: _Writing, text: str) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": writing.kind.part_type, "text": text}
-    if writing.kind is _MESSAGE:
-        part |= {"annotations": [], "logprobs": writing.logprobs}
-    return part
+    kind = "summary_text" if writing.kind is _SUMMARY else writing.kind.text
+    of_message = {"annotations": [], "logprobs": writing.logprobs} if writing.kind is _MESSAGE else {}
+    return {"type": kind, "text": text, **of_message}
 
 
 def _usage(tokens: dict[str, Any]) -> dict[str, Any]:
@@ -240,8 +227,8 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
         *("instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "presence_penalty"),
         *("frequency_penalty", "user", "safety_identifier", "prompt_cache_key"),
     )
-    text: dict[str, Any] = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
-    reasoning = body.reasoning.model_dump(exclude_none=True) if body.reasoning else {}
+    text = body.text.model_dump(by_alias=True, exclude_unset=True) if body.text else {}
+    reasoning = body.reasoning.model_dump(exclude_unset=True) if body.reasoning else {}
     choice = body.tool_choice or "auto"
     return {name: getattr(body, name) for name in same} | {
         "tools": [{"strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or ()],

@@ -5,16 +5,17 @@ Nothing is stored here: a conversation comes whole, as items, and what would ref
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from gateway.bodies import ChatBody, Content, Count, FunctionCall, Generation, Message, ToolCall, text_kind
+from gateway.bodies import ChatBody, Content, Count, FunctionCall, Generation, Message, TextPart, ToolCall, text_kind
 from gateway.parsing import Few, HistoryBody, StrictBody
-from gateway.structure import Choice, Function, JsonSchema, NamedChoice, NamedFunction, ResponseFormat, Tool
+from gateway.structure import Function, JsonSchema, NamedChoice, NamedFunction, ResponseFormat, Tool
 
-LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = r"^(message\.(output_text\.logprobs|input_image\.image_url)|reasoning\.\w+|\w+_call(_output)?\.[\w.]+)$"
+"""All but the first are of what does not happen here."""
 _NOT_STORED = "not supported: nothing is stored here; send the items themselves in input, as with store false"
 
 
@@ -29,7 +30,7 @@ class CallItem(HistoryBody):
 
     type: Literal["function_call"]
     call_id: str
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     arguments: str
 
 
@@ -55,28 +56,18 @@ class ReasoningItem(HistoryBody):
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
 
-def _item_kind(value: Any) -> str | None:
-    kind = (value.get("type") or "message") if isinstance(value, dict) else None
-    return kind if kind in _ITEMS else None
-
-
 def _known_item(value: Any) -> Any:
-    if isinstance(value, dict) and _item_kind(value) is None:
-        kind = str(value["type"])[:64]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type") or "message"
+    if kind not in _ITEMS:
         what = _NOT_STORED if kind == "item_reference" else f"not supported; {', '.join(_ITEMS)} are"
-        raise ValueError(f"{kind}: {what}")
-    return value
+        raise ValueError(f"{str(kind)[:64]}: {what}")
+    return {**value, "type": kind}
 
 
 Item = Annotated[
-    Annotated[
-        Annotated[MessageItem, Tag("message")]
-        | Annotated[CallItem, Tag("function_call")]
-        | Annotated[CallOutputItem, Tag("function_call_output")]
-        | Annotated[ReasoningItem, Tag("reasoning")],
-        Discriminator(_item_kind, custom_error_type="item", custom_error_message="not an item"),
-    ],
-    BeforeValidator(_known_item),
+    MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type"), BeforeValidator(_known_item)
 ]
 
 
@@ -96,20 +87,10 @@ class NamedTool(StrictBody):
     name: str
 
 
-class TextFormat(StrictBody):
-    """``name``, ``description``, ``schema`` and ``strict``: of the type json_schema."""
+class TextFormat(JsonSchema):
+    """The fields of a schema are those of the type json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _together(self) -> TextFormat:
-        if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("a schema goes with the type json_schema")
-        return self
 
 
 class TextSettings(StrictBody):
@@ -120,11 +101,6 @@ class TextSettings(StrictBody):
 class ReasoningSettings(StrictBody):
     effort: str | None = Field(None, description="a variable of the template; none: enable_thinking is false")
     summary: str | None = Field(None, description="if set, the reasoning is given as summary in place of content")
-    generate_summary: str | None = Field(None, description="the older name of summary")
-
-
-class ResponsesStreamOptions(StrictBody):
-    include_obfuscation: bool | None = Field(None, description="no effect")
 
 
 class ResponsesBody(Generation):
@@ -138,27 +114,13 @@ class ResponsesBody(Generation):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
-    include: (
-        Few[
-            Literal[
-                "message.output_text.logprobs",
-                "reasoning.encrypted_content",
-                "message.input_image.image_url",
-                "file_search_call.results",
-                "web_search_call.results",
-                "web_search_call.action.sources",
-                "computer_call_output.output.image_url",
-                "code_interpreter_call.outputs",
-            ]
-        ]
-        | None
-    ) = Field(None, description=f"all but {LOGPROBS} are of what is not supported")
+    include: Few[Annotated[str, Field(pattern=_INCLUDED)]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
-    stream_options: ResponsesStreamOptions | None = None
 
     # Accepted, and without effect.
+    stream_options: dict[Literal["include_obfuscation"], bool] | None = None
     background: Literal[False] | None = None
     max_tool_calls: Count | None = Field(None, description="of tools that a server runs")
     prompt_cache_retention: str | None = None
@@ -169,18 +131,8 @@ class ResponsesBody(Generation):
         "prompt": "nothing is stored here; use instructions and input",
         "messages": "use input",
         "max_tokens": "use max_output_tokens",
-        "max_completion_tokens": "use max_output_tokens",
         "response_format": "use text.format",
-        "reasoning_effort": "use reasoning.effort",
-        "functions": "use tools",
     }
-
-    @field_validator("background", mode="before")
-    @classmethod
-    def _in_foreground(cls, value: Any) -> Any:
-        if value is True:
-            raise ValueError("not supported: nothing is stored here; use stream")
-        return value
 
 
 class ResponsesChat(ChatBody):
@@ -194,55 +146,47 @@ class ResponsesChat(ChatBody):
 
 
 def chat_of(body: ResponsesBody) -> ResponsesChat:
-    form = body.text.format if body.text else None
-    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    choice: Choice | None = None
-    if isinstance(body.tool_choice, NamedTool):
-        choice = NamedChoice(type="function", function=NamedFunction(name=body.tool_choice.name))
-    else:
-        choice = body.tool_choice
+    has_logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     # Of the fields of both bodies, the values are checked.
     return ResponsesChat.model_construct(
         **{name: getattr(body, name) for name in Generation.model_fields},
         messages=_messages(body),
         max_tokens=body.max_output_tokens,
-        logprobs=wants_logprobs or None,
-        top_logprobs=body.top_logprobs if wants_logprobs else None,
+        logprobs=has_logprobs,
+        top_logprobs=body.top_logprobs if has_logprobs else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
-        response_format=_response_format(form) if form else None,
-        tools=[Tool(function=tool) for tool in body.tools or ()] or None,
-        tool_choice=choice,
+        response_format=_response_format(body.text.format) if body.text and body.text.format else None,
+        tools=[Tool(function=tool) for tool in body.tools or ()],
+        tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
     )
 
 
 def _response_format(form: TextFormat) -> ResponseFormat:
-    schema = JsonSchema(name=form.name, schema=form.schema_) if form.schema_ is not None else None
-    return ResponseFormat(type=form.type, json_schema=schema)
+    return ResponseFormat(type=form.type, json_schema=form if form.type == "json_schema" else None)
+
+
+def _choice(named: NamedTool) -> NamedChoice:
+    return NamedChoice(type="function", function=NamedFunction(name=named.name))
 
 
 def _messages(body: ResponsesBody) -> list[Message]:
     """What a model wrote before it got an answer is one message: its reasoning, text and calls."""
     messages = [Message(role="system", content=body.instructions)] if body.instructions else []
-    items: Iterable[Item] = (
-        [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    )
-    for item in items:
+    if isinstance(body.input, str):
+        return [*messages, Message(role="user", content=body.input)]
+    for item in body.input:
         if isinstance(item, CallOutputItem):
             messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
         elif isinstance(item, MessageItem) and item.role != "assistant":
             messages.append(Message(role=item.role, content=item.content))
         else:
-            if not messages or _begins_message(item, messages[-1]):
+            last = messages[-1] if messages else None
+            is_answered = last is not None and last.content is not None and not last.tool_calls
+            if last is None or last.role != "assistant" or (is_answered and not isinstance(item, CallItem)):
                 messages.append(Message(role="assistant"))
             _add(item, messages[-1])
     return messages
-
-
-def _begins_message(item: MessageItem | CallItem | ReasoningItem, last: Message) -> bool:
-    if last.role != "assistant" or isinstance(item, CallItem):
-        return last.role != "assistant"
-    return last.content is not None or bool(last.tool_calls)
 
 
 def _add(item: MessageItem | CallItem | ReasoningItem, message: Message) -> None:
@@ -251,7 +195,11 @@ def _add(item: MessageItem | CallItem | ReasoningItem, message: Message) -> None
         call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
         message.tool_calls = [*(message.tool_calls or ()), call]
     elif isinstance(item, MessageItem):
-        message.content = item.content
+        message.content = item.content if message.content is None else _parts(message.content) + _parts(item.content)
     else:
         texts = [part.text for part in item.content or item.summary or ()]
         message.reasoning = "\n".join([message.reasoning, *texts] if message.reasoning else texts) or None
+
+
+def _parts(content: str | list[TextPart]) -> list[TextPart]:
+    return [TextPart(text=content)] if isinstance(content, str) else content

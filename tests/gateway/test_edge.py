@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from gateway import sse, translation
 from gateway.bodies import ChatBody, CompletionBody
 from gateway.errors import Json, http_error
+from gateway.responses_body import ResponsesBody, chat_of
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.core.errors import DeadlineExceeded, InvalidArgument, ModelMismatch, ReplicaLost
@@ -94,7 +95,7 @@ async def test_refusals_of_browsers_questions_are_json_and_pages_by_name_may_cal
 
 async def test_an_unknown_path_is_told_what_there_is() -> None:
     async with serving() as running:
-        for method, path in (("POST", "/v1/responses"), ("POST", "/chat/completions"), ("GET", "/v1/embeddings")):
+        for method, path in (("POST", "/v1/messages"), ("POST", "/chat/completions"), ("GET", "/v1/embeddings")):
             refused = await running.http.request(method, path)
             assert (refused.status_code, is_an_error(refused.json())) == (404, True)
             message = refused.json()["error"]["message"]
@@ -145,6 +146,7 @@ async def test_a_context_that_is_exceeded_is_told_in_words_that_clients_look_for
 
 def test_problems_name_each_field_as_the_caller_does() -> None:
     chat = ChatBody.model_validate({**CHAT, "max_completion_tokens": 3})
+    response = chat_of(ResponsesBody(input="a", max_output_tokens=3))
     for body, problem, expected in (
         (
             chat,
@@ -152,6 +154,12 @@ def test_problems_name_each_field_as_the_caller_does() -> None:
             "min_tokens: must be at most max_completion_tokens = 3",
         ),
         (chat, ("chat", "this model has no chat template"), "messages: this model has no chat template"),
+        (response, ("chat", "this model has no chat template"), "input: this model has no chat template"),
+        (
+            response,
+            ("min_tokens", "must be at most max_tokens = 3"),
+            "min_tokens: must be at most max_output_tokens = 3",
+        ),
         (
             CompletionBody(prompt=[5]),
             ("add_special_tokens", "not possible with token_ids"),

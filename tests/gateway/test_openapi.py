@@ -31,7 +31,11 @@ def test_the_document_is_valid_and_describes_every_field():
         Draft202012Validator.check_schema(schema)
     fields = description["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "top_logprobs", "num_draft_tokens", "prediction"} <= fields.keys()
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"} <= description["paths"].keys()
+    fields = description["components"]["schemas"]["ResponsesBody"]["properties"]
+    assert {"input", "instructions", "text", "temperature", "num_draft_tokens"} <= fields.keys()
+    paths = description["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/health"} <= paths.keys()
+    assert "text/event-stream" in paths["/v1/responses"]["post"]["responses"]["200"]["content"]
 
 
 @pytest.mark.slow
@@ -50,8 +54,10 @@ def test_no_request_that_the_document_allows_breaks_the_gateway(running_in_a_thr
         )
         @given(case=operation.as_strategy())
         def holds(case: schemathesis.Case) -> None:
-            if isinstance(case.body, dict) and "max_tokens" in case.body:
-                case.body["max_tokens"] = min(case.body["max_tokens"] or 8, 8)
+            for name in {"max_tokens", "max_output_tokens"} & (
+                case.body.keys() if isinstance(case.body, dict) else set()
+            ):
+                case.body[name] = min(case.body[name] or 8, 8)
             response = case.call(base_url=running_in_a_thread, timeout=60)
             statuses.add(response.status_code)
             assert response.status_code != 500, response.text
