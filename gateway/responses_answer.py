@@ -71,18 +71,12 @@ class ResponsesAnswer:
             "id": f"resp_{chat.request_id}",
             "object": "response",
             "created_at": int(time.time()),
-            "completed_at": None,
             "status": "in_progress",
-            "background": False,
-            "error": None,
-            "incomplete_details": None,
             "model": chat.model,
             "output": self._output,
-            "usage": None,
+            **dict.fromkeys(("completed_at", "error", "incomplete_details", "usage", "previous_response_id")),
             **_settings(body),
         }
-
-    # --- as a whole --------------------------------------------------------------------------------------------
 
     def collect(self, prompt: int, response: generation_pb2.GenerateResponse) -> None:
         for _ in self.chunks(prompt, response):
@@ -92,8 +86,6 @@ class ResponsesAnswer:
         for _ in self.ends():
             pass
         return self._response
-
-    # --- event by event ----------------------------------------------------------------------------------------
 
     def chunks(self, prompt: int, response: generation_pb2.GenerateResponse) -> Iterator[Event]:
         if response.HasField("admission"):
@@ -106,7 +98,7 @@ class ResponsesAnswer:
 
     def ends(self) -> Iterator[Event]:
         if not any(item["type"] != "reasoning" for item in self._output):
-            yield from self._begin(_MESSAGE, role="assistant")
+            yield from self._begin(_MESSAGE)
         status = "incomplete" if self._is_cut else "completed"
         yield from self._finish(status)
         self._response |= {"status": status, "usage": _usage(self._chat.usage.tokens)}
@@ -144,7 +136,7 @@ class ResponsesAnswer:
     def _write(self, kind: _Kind, text: str) -> Iterator[Event]:
         """Add to the last item, or to a new one."""
         if self._writing is None or self._writing.kind is not kind:
-            yield from self._begin(kind, **({"role": "assistant"} if kind is _MESSAGE else {}))
+            yield from self._begin(kind)
         assert self._writing is not None
         if not text:
             return
@@ -163,14 +155,13 @@ class ResponsesAnswer:
     def _begin(self, kind: _Kind, **fields: Any) -> Iterator[Event]:
         yield from self._finish("completed")
         item: dict[str, Any] = {"id": f"{kind.prefix}_{uuid.uuid4().hex}", "type": kind.type, "status": "in_progress"}
-        if kind.type == "reasoning":
-            item["summary"] = []
-        if kind.holder:
-            item[kind.holder] = []
-        item |= fields
-        writing = self._writing = _Writing(kind, item, len(self._output))
-        self._output.append(item)
-        yield self._event("response.output_item.added", output_index=writing.index, item=item)
+        if kind is _MESSAGE:
+            item |= {"role": "assistant", "content": []}
+        elif kind is not _CALL:
+            item |= {"summary": [], kind.holder: []}
+        writing = self._writing = _Writing(kind, item | fields, len(self._output))
+        self._output.append(writing.item)
+        yield self._event("response.output_item.added", output_index=writing.index, item=writing.item)
         if kind.part:
             yield self._event(f"response.{kind.part}.added", **writing.place(), part=_part(writing, ""))
 
@@ -180,12 +171,11 @@ class ResponsesAnswer:
         if writing is None:
             return
         kind, text = writing.kind, "".join(writing.pieces)
+        fields: dict[str, Any] = {"text": text}
         if kind is _CALL:
             writing.item["arguments"] = text
             fields = {"name": writing.item["name"], "arguments": text}
-        else:
-            fields = {"text": text}
-        if kind is _MESSAGE:
+        elif kind is _MESSAGE:
             self._take_logprobs()
             fields["logprobs"] = writing.logprobs
         yield self._event(f"response.{kind.text}.done", **writing.place(), **fields)
@@ -238,8 +228,8 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
         "reasoning": {"effort": None, "summary": None, **reasoning},
         "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
+        "background": False,
         "store": False,
         "service_tier": "default",
-        "previous_response_id": None,
         "metadata": body.metadata or {},
     }

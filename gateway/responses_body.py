@@ -5,13 +5,14 @@ Nothing is stored here: a conversation comes whole, as items, and what would ref
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gateway.bodies import ChatBody, Content, Count, FunctionCall, Generation, Message, TextPart, ToolCall, text_kind
 from gateway.parsing import Few, HistoryBody, StrictBody
-from gateway.structure import Function, JsonSchema, NamedChoice, NamedFunction, ResponseFormat, Tool
+from gateway.structure import Choice, Function, JsonSchema, NamedChoice, NamedFunction, ResponseFormat, Tool
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = r"^(message\.(output_text\.logprobs|input_image\.image_url)|reasoning\.\w+|\w+_call(_output)?\.[\w.]+)$"
@@ -66,9 +67,8 @@ def _known_item(value: Any) -> Any:
     return {**value, "type": kind}
 
 
-Item = Annotated[
-    MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type"), BeforeValidator(_known_item)
-]
+AnyItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
+Item = Annotated[AnyItem, Field(discriminator="type"), BeforeValidator(_known_item)]
 
 
 class FunctionTool(Function):
@@ -156,18 +156,22 @@ def chat_of(body: ResponsesBody) -> ResponsesChat:
         top_logprobs=body.top_logprobs if has_logprobs else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
-        response_format=_response_format(body.text.format) if body.text and body.text.format else None,
+        response_format=_response_format(body.text.format if body.text else None),
         tools=[Tool(function=tool) for tool in body.tools or ()],
-        tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+        tool_choice=_choice(body.tool_choice),
     )
 
 
-def _response_format(form: TextFormat) -> ResponseFormat:
+def _response_format(form: TextFormat | None) -> ResponseFormat | None:
+    if form is None:
+        return None
     return ResponseFormat(type=form.type, json_schema=form if form.type == "json_schema" else None)
 
 
-def _choice(named: NamedTool) -> NamedChoice:
-    return NamedChoice(type="function", function=NamedFunction(name=named.name))
+def _choice(choice: Choice | NamedTool | None) -> Choice | None:
+    if isinstance(choice, NamedTool):
+        return NamedChoice(type="function", function=NamedFunction(name=choice.name))
+    return choice
 
 
 def _messages(body: ResponsesBody) -> list[Message]:
@@ -175,31 +179,33 @@ def _messages(body: ResponsesBody) -> list[Message]:
     messages = [Message(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*messages, Message(role="user", content=body.input)]
-    for item in body.input:
-        if isinstance(item, CallOutputItem):
-            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
-        elif isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append(Message(role=item.role, content=item.content))
-        else:
-            last = messages[-1] if messages else None
-            is_answered = last is not None and last.content is not None and not last.tool_calls
-            if last is None or last.role != "assistant" or (is_answered and not isinstance(item, CallItem)):
-                messages.append(Message(role="assistant"))
-            _add(item, messages[-1])
+    for is_of_model, group in groupby(body.input, _is_of_model):
+        items = list(group)
+        messages += [_turn(items)] if is_of_model else map(_message, items)
     return messages
 
 
-def _add(item: MessageItem | CallItem | ReasoningItem, message: Message) -> None:
-    """``message``: an assistant's."""
-    if isinstance(item, CallItem):
-        call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
-        message.tool_calls = [*(message.tool_calls or ()), call]
-    elif isinstance(item, MessageItem):
-        message.content = item.content if message.content is None else _parts(message.content) + _parts(item.content)
-    else:
-        texts = [part.text for part in item.content or item.summary or ()]
-        message.reasoning = "\n".join([message.reasoning, *texts] if message.reasoning else texts) or None
+def _is_of_model(item: AnyItem) -> bool:
+    return item.role == "assistant" if isinstance(item, MessageItem) else not isinstance(item, CallOutputItem)
 
 
-def _parts(content: str | list[TextPart]) -> list[TextPart]:
-    return [TextPart(text=content)] if isinstance(content, str) else content
+def _message(item: AnyItem) -> Message:
+    if isinstance(item, MessageItem):
+        return Message(role=item.role, content=item.content)
+    assert isinstance(item, CallOutputItem)
+    return Message(role="tool", content=item.output, tool_call_id=item.call_id)
+
+
+def _turn(items: list[AnyItem]) -> Message:
+    texts = [item.content for item in items if isinstance(item, MessageItem)]
+    parts = [part for text in texts for part in ([TextPart(text=text)] if isinstance(text, str) else text)]
+    calls = [
+        ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+        for item in items
+        if isinstance(item, CallItem)
+    ]
+    thoughts = [item.content or item.summary or () for item in items if isinstance(item, ReasoningItem)]
+    reasoning = "\n".join(part.text for thought in thoughts for part in thought)
+    content = texts[0] if len(texts) == 1 else parts or None
+    # Together they may be more than a list of one body may have.
+    return Message.model_construct(role="assistant", content=content, tool_calls=calls, reasoning=reasoning or None)

@@ -193,7 +193,6 @@ def test_items_are_the_messages_of_a_chat() -> None:
         ("assistant", "Hm.", 1, False),
         ("tool", None, 0, True),
         ("assistant", None, 0, True),
-        ("assistant", None, 0, True),
         ("developer", None, 0, True),
     ]
 
