@@ -83,7 +83,7 @@ class BatchDelay:
         num_staying = num_here - num_leaving
         waits = enumerate(sorted(s for s in returning if 0 < s <= longest_s), 1)
         # A sequence that misses a pass misses every second one. With n sequences in every pass of P seconds, and m that
-        # return after s, there are (n + m) / (P + s) tokens per second with the wait and (n + m / 2) / P without it. The
-        # first is more if m (P - s) > 2 n s. Sequences that leave will be those that return.
+        # return after s, there are (n + m) / (P + s) tokens per second with the wait, and (n + m / 2) / P without it.
+        # The first is more if m (P - s) > 2 n s. Sequences that leave will be those that return.
         saved = ((s, (num_leaving + m) * (fixed_s - s) - 2 * num_staying * s) for m, s in waits)
         return max(((0.0, 0.0), *saved), key=itemgetter(1))[0]
