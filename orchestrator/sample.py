@@ -98,6 +98,7 @@ class Sample:
         self._metrics = services.metrics
         self._experience = experience
         self._span = trace.get_current_span()
+        self._park_after_s = services.settings.park_after_s
         self._position = len(answer.request.resume.get(index, ()))  # ids that the client has
         self._num_in_history = sequence.base  # see TextHistory.write
         model, num_ahead = answer.model, services.settings.num_ahead_tokens
@@ -163,6 +164,7 @@ class Sample:
             async with self._draft, self._target, aclosing(steps):
                 if self._sequence.finished:
                     await self._send_finished()
+                    return
                 async for step in steps:
                     await self._report(step)
         finally:
@@ -238,13 +240,22 @@ class Sample:
         await self._target.verify(sequence, EMPTY_TREE)
         return sequence.prompt_logprobs
 
+    async def _wait_for(self, sent: asyncio.Event) -> None:
+        """After a while without the replicas: the first sample may need their memory, and the client may not read."""
+        try:
+            async with asyncio.timeout(self._park_after_s):
+                await sent.wait()
+        except TimeoutError:
+            self._park()
+            await sent.wait()
+
     async def _send_prompt(self) -> None:
         """Send the prompt, if it is requested, with its logprobs, which the first sample has. The others wait."""
         output, sent = self._request.output, self._answer.prompt_sent
         if not output.prompt:
             return
         if self._index:
-            await sent.wait()
+            await self._wait_for(sent)
         if sent.is_set():
             return
         position, logprobs = 0, Logprobs.joined(self._sequence.prompt_logprobs)
