@@ -174,6 +174,8 @@ class Sample:
     async def _report(self, step: Step) -> None:
         """Send what a step gave, and measure it."""
         record, split = step.record, self._clock.split(step.record)
+        self._observe(record, split)
+        self._clock.hands_over()
         await self._send_prompt()
         if self._request.output.rounds:
             report = RoundReport(
@@ -184,14 +186,12 @@ class Sample:
                 path_s=split.network + split.orchestrator,
             )
             await self._send(report)
-        self._observe(record, split)
-        if has_output := bool(step.piece) or self._sequence.finished:
-            self._clock.hands_over()
+        if step.piece or self._sequence.finished:
             await self._send_chunk(step.piece)
         self._add_to_history()
         if self._experience.costs.target_known and self._metrics.poll_due():
             self._metrics.target_alone_s = self._experience.costs.alone_s
-        self._clock.continues(handed_over=has_output)
+        self._clock.continues()
 
     def _observe(self, record: RoundRecord, split: Split) -> None:
         self._metrics.round_ended(record, split, self._draft.tally)
