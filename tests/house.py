@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 3_830,
     "bench": 7_000,
     "testing": 2_600,
-    "tests": 41_680,
+    "tests": 41_720,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
