@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from bench.harness.command import Common, run_comparison
 from bench.harness.models import Models, PairName
 from bench.harness.questions import Question
-from bench.harness.report import USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of, usual_columns
+from bench.harness.report import USUAL_COLUMNS, USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of
 from bench.harness.runner import Answer, Ask, Case, Contender, Request, Run, at_temperatures
 from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
@@ -139,7 +139,7 @@ def main(
         yield at_temperatures([Case("", turns, contenders_of(models, common, self_draft, numbers))], temperatures)
 
     results = compare(prepare, max_tokens)
-    tables = {"By the number of nodes": by_case(results, usual_columns(results))}
+    tables = {"By the number of nodes": by_case(results, USUAL_COLUMNS)}
     chart = heat_of("Speed over the target alone", results, but="target alone")
     finish(common, results, tables, chart, USUAL_LEGEND)
 

@@ -87,12 +87,10 @@ def case_of(num_requests: int, contenders: Sequence[Contender], questions: Seque
 def over_alone(results: Results, tokens: int, with_formula: bool) -> dict[str, dict[str, float]]:
     """The speed over the target alone, by method and number of requests."""
     ratios: dict[str, dict[str, float]] = {}
-    alone = results.rows[0]
     for row in results.rows:
         if row.contender == ALONE:
-            alone = row
             continue
-        ratios.setdefault(row.contender, {})[row.case] = row.over(alone)
+        ratios.setdefault(row.contender, {})[row.case] = row.over_first
         if with_formula:
             by_formula = formula(row.contender, _number(row.case), tokens)
             ratios.setdefault(f"  formula, {row.contender}", {})[row.case] = by_formula

@@ -25,7 +25,7 @@ from bench.harness.deployment import Processes
 from bench.harness.endpoints import Endpoint
 from bench.harness.methods import Method, Serving
 from bench.harness.models import Models, PairName
-from bench.harness.report import Say, by_case, compare, conditions, finish, heat_of, usual_columns
+from bench.harness.report import USUAL_COLUMNS, Say, by_case, compare, conditions, finish, heat_of
 from bench.harness.runner import Answer, Ask, Case, Contender, Request, Results, Row, Run
 from bench.harness.windows import Windows, windows_of
 from specdec.runner.files import directory_of
@@ -134,9 +134,8 @@ def columns(results: Results) -> Mapping[str, Callable[[Row], str]]:
     def over_alone(row: Row) -> str:
         return f"{row.over(results.row(row.case, ALONE)):.2f} x" if row.contender == OURS else ""
 
-    usual = usual_columns(results)
-    ours = {"tokens/s": usual["tokens/s"], "over best": over_best, "over alone": over_alone}
-    return {**ours, **{name: usual[name] for name in ("drafted", "accepted", "same")}}
+    ours = {"tokens/s": USUAL_COLUMNS["tokens/s"], "over best": over_best, "over alone": over_alone}
+    return {**ours, **{name: USUAL_COLUMNS[name] for name in ("drafted", "accepted", "same")}}
 
 
 def main(

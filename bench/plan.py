@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import statistics
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,34 +21,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.distance.lab import Lab, TableCosts, lab, served_tables
 from bench.harness.command import run_benchmark
-from bench.harness.deployment import Processes
+from bench.harness.runner import Request
 from bench.load import ACCEPTANCE, PASS_MS, ROW_US, STEP_MS
 from specdec.cli.processes import StartError
-from specdec.client import Client
 from specdec.planner.deployment import Deployment, Drafting, Pair, Paths, Workload
 from specdec.planner.pass_time import PassTime
-from specdec.speculation.acceptance import PRIOR
 from specdec.speculation.cost import chain_chances, expected_tokens
-from testing.fault_proxy import FaultProxy
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Of a pair of table models: a target pass, each of its rows, and a draft step."""
-
-    pass_ms: float
-    row_us: float
-    step_ms: float
-    acceptance: float
-    runner_up: float = PRIOR[1]
-
-
-LOAD = Costs(PASS_MS, ROW_US, STEP_MS, ACCEPTANCE)
-DISTANCE = Costs(40.0, 400.0, 4.0, 0.8)
+LOAD = TableCosts(PASS_MS, STEP_MS, ACCEPTANCE, row_us=ROW_US)
+DISTANCE = TableCosts()
 """The pairs of both benchmarks."""
 
-FREE = Costs(0.0, 0.0, 0.0, 0.8)
+FREE = TableCosts(pass_ms=0.0, step_ms=0.0, row_us=0.0)
 _SETTINGS = {
     "alone": Drafting(0),
     "K = 4": Drafting(4),
@@ -64,7 +50,7 @@ _LONGER = 4
 class Cell:
     """``requests`` start together; ``drafting`` is a key of _SETTINGS."""
 
-    costs: Costs
+    costs: TableCosts
     requests: int
     round_trip_ms: float
     drafting: str
@@ -133,69 +119,44 @@ def table(rows: Sequence[Row]) -> Table:
 async def _measure(tokens: int, repeats: int) -> tuple[Paths, list[Row]]:
     paths, rows = await _message_path(tokens, repeats), []
     for costs in (LOAD, DISTANCE):
-        async with lab(costs) as running:
+        async with deployed(costs) as running:
             for cell in (cell for cell in cells() if cell.costs == costs):
                 longer = _LONGER if cell.requests == 1 and cell.drafting != "alone" else 1
-                measured = await running.tokens_per_s(cell, longer * tokens, repeats)
+                measured = await tokens_per_s(running, cell, longer * tokens, repeats)
                 rows.append(Row(cell, measured, cell.predicted(paths, longer * tokens)))
     return paths, rows
 
 
 async def _message_path(tokens: int, repeats: int) -> Paths:
     """Costs of an exchange and of an answer; a round has two of each."""
-    async with lab(FREE) as running:
+    async with deployed(FREE) as running:
         one, many = [Cell(FREE, requests, 0.0, "K = 4") for requests in (1, 32)]
         expected = expected_tokens(chain_chances([FREE.acceptance]), 4)[4]
         round_s, many_s = [
-            expected * cell.requests / await running.tokens_per_s(cell, _LONGER * tokens, repeats)
+            expected * cell.requests / await tokens_per_s(running, cell, _LONGER * tokens, repeats)
             for cell in (one, many)
         ]
     work_s = many_s / many.requests / 2
     return Paths(0.0, max(0.0, round_s / 2 - work_s), work_s)
 
 
-@dataclass(slots=True)
-class Lab:
-    """Running services: a client of an orchestrator without growing ahead, and of one with it."""
-
-    waiting: Client
-    ahead: Client
-    proxy: FaultProxy
-    num_runs: int = 0
-
-    async def tokens_per_s(self, cell: Cell, tokens: int, repeats: int) -> float:
-        """The median of the runs after the first one, in which the policy learns."""
-        self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
-        return statistics.median([await self._run(cell, tokens) for _ in range(1 + repeats)][1:])
-
-    async def _run(self, cell: Cell, tokens: int) -> float:
-        self.num_runs += 1
-        drafting = _SETTINGS[cell.drafting]
-        number = {} if drafting is None else {"num_draft_tokens": drafting.num_draft_tokens}
-        client = self.ahead if drafting is None or drafting.ahead else self.waiting
-        prompts = [[1 + index, 2 + self.num_runs, 3] for index in range(cell.requests)]
-        started = time.perf_counter()
-        answers = (
-            client.generate(token_ids={"token_ids": prompt}, max_tokens=tokens, temperature=0.0, **number)
-            for prompt in prompts
-        )
-        await asyncio.gather(*answers)
-        return cell.requests * tokens / (time.perf_counter() - started)
+async def tokens_per_s(running: Lab, cell: Cell, tokens: int, repeats: int) -> float:
+    """The median of the runs after the first one, in which the policy learns."""
+    running.move_draft(cell.round_trip_ms)
+    drafting = _SETTINGS[cell.drafting]
+    number = {} if drafting is None else {"num_draft_tokens": drafting.num_draft_tokens}
+    ask = running.endpoints["ahead" if drafting is None or drafting.ahead else "near"].asks(**number)
+    chance, rates = random.Random(repr(cell)), []  # each cell has texts of its own
+    for _ in range(1 + repeats):
+        turn = chance.randrange(1024)
+        prompts = [{"token_ids": {"token_ids": [1 + index, turn, 3]}} for index in range(cell.requests)]
+        rates.append((await ask(Request(prompts, tokens, temperature=0.0, seed=1, salt=""))).tokens_per_s)
+    return statistics.median(rates[1:])
 
 
-@asynccontextmanager
-async def lab(costs: Costs) -> AsyncIterator[Lab]:
-    """Raises StartError."""
-    async with Processes() as processes:
-        guesses = (f"--acceptance={costs.acceptance}", f"--runner-up={costs.runner_up}")
-        passes = (f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}")
-        target = await processes.model("testing.table_service target", *passes, *guesses)
-        draft = await processes.model("testing.table_service draft", f"--pass-ms={costs.step_ms}", *guesses)
-        async with FaultProxy(draft.port) as proxy:
-            models = f"--target={target.address}", f"--draft=127.0.0.1:{proxy.port}"
-            _, waiting = await processes.orchestrator(*models, "--num-ahead-tokens=0")
-            _, ahead = await processes.orchestrator(*models, f"--num-ahead-tokens={_NUM_AHEAD}")
-            yield Lab(waiting, ahead, proxy)
+def deployed(costs: TableCosts) -> AbstractAsyncContextManager[Lab]:
+    """The services. Raises StartError."""
+    return lab(replace(served_tables(costs), unrelated=()), _NUM_AHEAD)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from bench.harness.methods import ALL, ALONE, NGRAM, all_methods, as_deployed, c
 from bench.harness.models import PairName
 from bench.harness.questions import Question
 from bench.harness.report import Say, Values, compare, conditions, finish, heat_of, matrix, values
-from bench.harness.runner import Case, Contender, Results, Row, at_temperatures
+from bench.harness.runner import Case, Contender, Results, at_temperatures
 
 _PER_TASK, _TOKENS = 8, 64
 _HELLO = Question("", ("Say hello.",))
@@ -37,19 +37,12 @@ def cases_of(questions: Sequence[Question], contenders: Sequence[Contender]) -> 
 
 def tables(results: Results) -> dict[str, Table]:
     """Both speeds, and tokens per pass; below speeds, that of all methods at once over the best other one's."""
-
-    def over_alone(row: Row) -> float:
-        return row.over(results.first(row))
-
-    def over_alone_in_all(row: Row) -> float:
-        return row.over_in_all(results.first(row))
-
+    speeds = values(results, lambda row: row.over_first, but=ALONE)
+    speeds_in_all = values(results, lambda row: row.over_first_in_all, but=ALONE)
     title = "Speed over the target alone"
     return {
-        f"{title} (medians)": matrix(_with_ratio(values(results, over_alone, but=ALONE))),
-        f"{title}, by the time of all answers together": matrix(
-            _with_ratio(values(results, over_alone_in_all, but=ALONE))
-        ),
+        f"{title} (medians)": matrix(_with_ratio(speeds)),
+        f"{title}, by the time of all answers together": matrix(_with_ratio(speeds_in_all)),
         "Tokens per pass (means)": matrix(values(results, lambda row: row.tokens_per_pass, but=ALONE)),
     }
 

@@ -38,6 +38,7 @@ _TIMES = ("draft_wait_us", "path_us", "queue_us", "pass_us", "sample_us")
 class _Sample:
     """What one choice has so far."""
 
+    parser: Parser
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
@@ -45,7 +46,6 @@ class _Sample:
     num_rounds_sent: int = 0
     has_prompt: bool = False  # its ids were sent
     has_role: bool = False
-    parser: Parser = field(default_factory=Parser)
     calls: list[tuple[Call, list[str]]] = field(default_factory=list)  # with the pieces of their arguments
     num_calls: int = 0  # with those that are left out
     reasoning: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Answer:
         num_prompts: int,
         request_id: str,
         model: str,
-        parser: Callable[[], Parser] = Parser,
+        parser: Callable[[], Parser],
     ) -> None:
         """``parser``: of one answer's text, in chat."""
         self.body = body
@@ -80,7 +80,7 @@ class Answer:
         self._prompt_only = isinstance(body, CompletionBody) and body.max_tokens == 0
         self.usage = Usage(num_prompts, body.prediction is not None, not self._prompt_only)
         self._prompts: list[list[generation_pb2.Prompt]] = [[] for _ in range(num_prompts)]
-        self._samples = [_Sample(parser=parser()) for _ in range(num_prompts * self.num_samples)]
+        self._samples = [_Sample(parser()) for _ in range(num_prompts * self.num_samples)]
         self._num_top, self._as_ids = body.num_top_logprobs, bool(body.return_tokens_as_token_ids)
         self._echoes = isinstance(body, CompletionBody) and bool(body.echo)
 

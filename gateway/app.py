@@ -9,8 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +28,7 @@ from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.call_finder import SPECIAL, Format, format_of
-from gateway.errors import HIDDEN, SERVER_ERROR, HttpError, Json, http_error
+from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable, unknown_model
 from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
@@ -37,7 +37,7 @@ from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
 from gateway.tools import Parser
-from gateway.waiting import ENDS, Waiting
+from gateway.waiting import Waiting, shutting_down
 from specdec.client import Client
 from specdec.core.errors import PermissionDenied, SpecdecError, Unauthenticated
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
@@ -53,7 +53,6 @@ _PAGE = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_NO_MODEL = HttpError(503, "no target is ready", SERVER_ERROR, headers={"retry-after": "1"})
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -154,34 +153,42 @@ class Gateway:
                 return Json(await self._waiting.while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
             first = await self._waiting.while_connected(request, anext(source))
-        events = self._events(answer, first, source, request_id)
-        return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s, self._waiting)
+        stream = self._stream(answer, first, source, request_id=request_id)
+        return sse.Streaming(stream, self._settings.keep_alive_s, self._waiting)
 
-    async def _events(
+    @asynccontextmanager
+    async def _stream(
         self, answer: Answer, first: Any, source: AsyncGenerator[Any, None], request_id: str
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The events of an answer, which counts by how it ends."""
         status = 499  # the client has left
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            nonlocal status
+            try:
+                for chunk in answer.chunks(*first):
+                    yield sse.event(chunk)
+                with translation.names_of(answer.body):
+                    async for prompt, response in source:
+                        for chunk in answer.chunks(prompt, response):
+                            yield sse.event(chunk)
+                for chunk in answer.ends():
+                    yield sse.event(chunk)
+                status = 200
+                yield sse.DONE
+            except Exception as error:
+                broken = _answer_to(error, request_id)
+                status = broken.status
+                yield sse.event(broken.body)
+
         with self._metrics.streaming():
-            async with aclosing(source):
-                try:
-                    for chunk in answer.chunks(*first):
-                        yield sse.event(chunk)
-                    with translation.names_of(answer.body):
-                        async for prompt, response in source:
-                            for chunk in answer.chunks(prompt, response):
-                                yield sse.event(chunk)
-                    for chunk in answer.ends():
-                        yield sse.event(chunk)
-                    status = 200
-                    yield sse.DONE
-                except Exception as error:
-                    broken = _answer_to(error, request_id)
-                    status = broken.status
-                    yield sse.event(broken.body)
-                finally:
-                    if status == 499 and self._waiting.has_ended:
-                        status = ENDS.status
-                    self._metrics.ended("chat" if answer.is_chat else "completions", status)
+            try:
+                async with aclosing(source), aclosing(events()) as running:
+                    yield running
+            finally:
+                if status == 499 and self._waiting.has_ended:
+                    status = shutting_down().status
+                self._metrics.ended("chat" if answer.is_chat else "completions", status)
 
     # --- everything else ---------------------------------------------------------------------------------------
 
@@ -193,13 +200,13 @@ class Gateway:
         for model in models:
             if name == model["id"]:
                 return Json(model)
-        raise _unknown_model(name, [model["id"] for model in models])
+        raise unknown_model(name, [model["id"] for model in models])
 
     async def _described(self, request: Request) -> list[dict[str, Any]]:
         """The model, by each of its names."""
         info = await self._info(request)
         if not info.HasField("target"):
-            raise _NO_MODEL
+            raise unavailable("no target is ready")
         model = {"object": "model", "created": 0, "owned_by": "specdec", "max_model_len": info.target.context_length}
         return [{"id": name, **model} for name in self._settings.served_model_name or [info.model_name]]
 
@@ -306,7 +313,7 @@ class Gateway:
             self._named_at = now if self._model_name else self._named_at
         names = self._settings.served_model_name or [self._model_name]
         if name and names[0] and name not in names:
-            raise _unknown_model(name, names)
+            raise unknown_model(name, names)
         return names[0]
 
 
@@ -323,11 +330,6 @@ async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str,
         async for prompt, response in source:
             answer.collect(prompt, response)
     return answer.whole()
-
-
-def _unknown_model(name: str, served: Sequence[str]) -> HttpError:
-    message = f"The model `{name[:256]}` does not exist. Served here: {', '.join(served)}"
-    return HttpError(404, message, code="model_not_found", param="model")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

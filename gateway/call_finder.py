@@ -18,17 +18,17 @@ from gateway.source import Reading, Source
 
 Format = Literal["hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic"]
 
+_MISTRAL, _LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 _SIGNS: tuple[tuple[str, Format], ...] = (
-    ("<function=", "qwen3_coder"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|python_tag|>", "llama3_json"),
+    (FUNCTION, "qwen3_coder"),
+    (OPEN, "hermes"),
+    (_MISTRAL, "mistral"),
+    (_LLAMA, "llama3_json"),
     ('"parameters": dictionary', "llama3_json"),
 )
 SPECIAL = ("llama3_json", "mistral")
 """Formats with special tokens, which must be part of the text."""
 
-_MISTRAL, _LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 _BETWEEN = re.compile(r"[; \n]+")
 _LINE_ENDS = re.compile(r"\n+")
 

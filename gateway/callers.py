@@ -104,7 +104,7 @@ class Pages(CORSMiddleware):
             allow_origins=allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            allow_private_network=True,
+            allow_private_network="*" not in allowed_origins,  # not to every page of the web
             expose_headers=["x-request-id"],
         )
 

@@ -158,7 +158,7 @@ class CallReader:
             self.is_complete = True
             yield from expect(self._source, "</function>")
             return
-        properties = self._tools.get(name, {}).get("properties", {})
+        properties = self._tools.get(name, {}).get("properties")
         before = "{"
         while True:
             yield from self._source.skip()
@@ -172,7 +172,8 @@ class CallReader:
             yield from expect(self._source, ">")
             self.argue(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before = ", "
-            yield from self._parameter(_types(properties.get(key)))
+            schema = properties.get(key) if isinstance(properties, dict) else None
+            yield from self._parameter(_types(schema))
         self.argue("{}" if before == "{" else "}")
         self.is_complete = True
 
@@ -197,9 +198,13 @@ class CallReader:
 
 
 def _types(schema: Any) -> set[str]:
-    """Those that a schema of an argument names."""
+    """Those that a schema of an argument names. It is a caller's, and may be anything."""
     if not isinstance(schema, dict):
         return set()
-    types = schema.get("type", [])
-    inner = [_types(option) for key in ("anyOf", "oneOf") for option in schema.get(key) or ()]
-    return {types} if isinstance(types, str) else {*types}.union(*inner)
+    types = {name for name in _as_list(schema.get("type")) if isinstance(name, str)}
+    options = [option for key in ("anyOf", "oneOf") for option in _as_list(schema.get(key))]
+    return types.union(*map(_types, options))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

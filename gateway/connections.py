@@ -9,15 +9,10 @@ from contextlib import suppress
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.errors import SERVER_ERROR, HttpError, encoded, retry_after
+from gateway.errors import HttpError, encoded, unavailable
 
 _HEADERS_S = 10.0
 """Time for the headers of a request to arrive."""
-
-
-_FULL = HttpError(
-    503, "too many connections at a time", SERVER_ERROR, headers={"connection": "close", **retry_after(1.0)}
-)
 
 
 class Connection(H11Protocol):
@@ -49,8 +44,9 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         limit = self.config.limit_concurrency
-        is_full = limit is not None and max(len(self.connections), len(self.tasks)) >= limit
-        self.app = _FULL.response() if is_full else self._application
+        self.app = self._application
+        if limit is not None and max(len(self.connections), len(self.tasks)) >= limit:
+            self.app = unavailable("too many connections at a time", connection="close").response()
         self.limit_concurrency = None  # what uvicorn answers is no JSON
         super().data_received(data)
         self._watch()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -26,7 +26,7 @@ from specdec.core.errors import (
     Unauthenticated,
 )
 
-_INVALID, _LIMITED, SERVER_ERROR = "invalid_request_error", "rate_limit_error", "server_error"
+_INVALID, _LIMITED, _SERVER_ERROR = "invalid_request_error", "rate_limit_error", "server_error"
 _NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients repeat a request after a status of 500 or above, unless they find this header."""
 
@@ -62,8 +62,18 @@ class HttpError(Exception):
         return Json(self.body, self.status, self.headers)
 
 
-def retry_after(seconds: float) -> dict[str, str]:
+def _retry_after(seconds: float) -> dict[str, str]:
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1e3))}
+
+
+def unavailable(message: str, **headers: str) -> HttpError:
+    """A new one for each request: an error that is raised keeps the request in its traceback."""
+    return HttpError(503, message, _SERVER_ERROR, headers=_retry_after(1.0) | headers)
+
+
+def unknown_model(name: str, served: Sequence[str]) -> HttpError:
+    message = f"The model `{name[:256]}` does not exist. Served here: {', '.join(served)}"
+    return HttpError(404, message, code="model_not_found", param="model")
 
 
 _ANSWERS: tuple[tuple[type[SpecdecError], int, str, str | None, Mapping[str, str]], ...] = (
@@ -73,9 +83,9 @@ _ANSWERS: tuple[tuple[type[SpecdecError], int, str, str | None, Mapping[str, str
     (Unauthenticated, 401, _INVALID, "invalid_api_key", {"www-authenticate": "Bearer"}),
     (PermissionDenied, 403, _INVALID, "permission_denied", {}),
     (Overloaded, 429, _LIMITED, "rate_limit_exceeded", {}),
-    (DeadlineExceeded, 504, SERVER_ERROR, "timeout", _NO_RETRY),  # another try would cost as much and end as this one
-    (GivenUp, 503, SERVER_ERROR, None, _NO_RETRY),  # another try would cost more replicas
-    (SpecdecError, 503, SERVER_ERROR, None, retry_after(1.0)),
+    (DeadlineExceeded, 504, _SERVER_ERROR, "timeout", _NO_RETRY),  # another try would cost as much and end as this one
+    (GivenUp, 503, _SERVER_ERROR, None, _NO_RETRY),  # another try would cost more replicas
+    (SpecdecError, 503, _SERVER_ERROR, None, _retry_after(1.0)),
 )
 """Status, type, code and headers. The first class that fits counts."""
 
@@ -96,8 +106,8 @@ def http_error(error: Exception) -> HttpError:
         if isinstance(error, kind_of_error):
             violations = error.violations if isinstance(error, InvalidArgument) else ()
             if isinstance(error, Overloaded):
-                headers = retry_after(error.retry_after_s)
+                headers = _retry_after(error.retry_after_s)
             param = violations[0][0] if violations else None
             message = next((words for hidden, words in _FOR_CALLERS if isinstance(error, hidden)), str(error))
             return HttpError(status, message, kind, code=code, param=param, headers=headers)
-    return HttpError(500, "the gateway has failed; its log says more", SERVER_ERROR)
+    return HttpError(500, "the gateway has failed; its log says more", _SERVER_ERROR)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from gateway.errors import HttpError
+from gateway.errors import HttpError, unavailable
 from gateway.parsing import Body, parsed
 
 MAX_BODY_BYTES = 1 << 22
@@ -58,9 +58,7 @@ class Bodies:
                     self._held += len(data) - held
                     held = len(data)
                     if self._held > _MAX_HELD_BYTES:
-                        raise HttpError(
-                            503, "too many large bodies at a time", "server_error", headers={"retry-after": "1"}
-                        )
+                        raise unavailable("too many large bodies at a time")
             if not held:
                 return self._read(bytes(data), kind, translate)
             reading = partial(self._read, bytes(data), kind, translate)

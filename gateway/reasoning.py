@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from gateway.source import MAX_SPACES, held_length
+
 _BEGIN, _END = "<think>", "</think>"
 
 
@@ -57,12 +59,8 @@ class ReasoningSplit:
 
     def _begin(self) -> None:
         begin = self._held.lstrip()
-        if begin.startswith(_BEGIN):
+        may_begin = len(self._held) - len(begin) <= MAX_SPACES
+        if may_begin and begin.startswith(_BEGIN):
             self._held, self.end = begin.removeprefix(_BEGIN), math.inf
-        elif not _BEGIN.startswith(begin):
+        elif not (may_begin and _BEGIN.startswith(begin)):
             self.end, self._is_over = math.inf if self._is_within else 0, not self._is_within
-
-
-def held_length(text: str, sign: str) -> int:
-    """The length of the longest end of ``text`` with which the ``sign`` begins."""
-    return max((n for n in range(1, len(sign)) if text.endswith(sign[:n])), default=0)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from gateway.call_finder import Format
 from specdec.core.settings import ServiceSettings, checked_addresses, split_at_commas
 
 
@@ -27,7 +28,7 @@ class GatewaySettings(ServiceSettings):
     served_model_name: Annotated[list[str], NoDecode] = Field(
         default=[], description="names of the model, comma-separated; answers have the first; empty: the orchestrator's"
     )
-    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic"] = Field(
+    tool_format: Literal["auto", Format] = Field(
         "auto", description="how the model writes calls of tools; auto: as its chat template says"
     )
     reasoning_format: Literal["none", "think"] = Field(

@@ -8,15 +8,13 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gateway.reasoning import held_length
-
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 Write = Callable[[str], object]
 
 _SPACE = re.compile(r"\s+")
-_MAX_SPACES = 64
-"""Between two tags."""
+MAX_SPACES = 64
+"""Between two tags, and before the first one."""
 _MAX_WORD = 400
 
 
@@ -56,8 +54,8 @@ class Source:
         index = self._text.find(closing, self._at)
         while index >= 0:
             behind = index + len(closing)
-            is_short = len(self._text) < behind + _MAX_SPACES
-            rest = self._text[behind : behind + _MAX_SPACES].lstrip()
+            is_short = len(self._text) < behind + MAX_SPACES
+            rest = self._text[behind : behind + MAX_SPACES].lstrip()
             if rest.startswith(opening) or (is_short and self._is_finished and not rest):
                 self._end, self.is_last, self.is_closed = index, True, True
                 return
@@ -137,3 +135,11 @@ class Source:
             if places or self.is_last:
                 return bool(places)
             yield
+
+
+def held_length(text: str, sign: str) -> int:
+    """The length of the longest end of ``text`` with which the ``sign`` begins, if not all of it is there."""
+    start = text.find(sign[0], max(0, len(text) - len(sign) + 1))
+    while start >= 0 and not sign.startswith(text[start:]):
+        start = text.find(sign[0], start + 1)
+    return len(text) - start if start >= 0 else 0

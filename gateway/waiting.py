@@ -8,10 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.errors import SERVER_ERROR, HttpError, retry_after
-
-ENDS = HttpError(503, "this server is shutting down", SERVER_ERROR, headers=retry_after(1.0))
-"""What a request gets that has not ended by then."""
+from gateway.errors import HttpError, unavailable
 
 T = TypeVar("T")
 
@@ -31,6 +28,8 @@ class Waiting:
     async def first_of(self, work: asyncio.Future[Any], *others: asyncio.Future[Any], timeout_s: float | None) -> None:
         """Wait until one of them is done, or for so long. ``work`` is cancelled when the server ends."""
         self._tasks.add(work)
+        if self.has_ended:
+            work.cancel()
         try:
             await asyncio.wait({work, *others}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -45,12 +44,17 @@ class Waiting:
             if not working.done():
                 raise ClientDisconnect
             if working.cancelled():
-                raise ENDS
+                raise shutting_down()
             return working.result()
         finally:
             working.cancel()
             leaving.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def shutting_down() -> HttpError:
+    """What a request gets that has not ended by then."""
+    return unavailable("this server is shutting down")
 
 
 async def _disconnected(request: Request) -> None:

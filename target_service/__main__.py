@@ -21,27 +21,26 @@ class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
 
     head: str = Field(
-        "", description="directory of a head (EAGLE, Medusa, ReDrafter) that drafts for the target; empty: none"
+        "",
+        description="directory of a head that drafts for the target (EAGLE; engine torch: Medusa, ReDrafter; engine"
+        " vllm: DFlash, a small model); empty: none",
     )
     self_draft: str = Field(
         "",
         description="drafting by the target without a head: recycling (a table of likely next tokens) or"
-        " lookahead:W,N,G (n-grams from parallel guesses); empty: none",
+        " lookahead:W,N,G (n-grams from parallel guesses); engine vllm: mtp (layers that the checkpoint has for it);"
+        " empty: none",
     )
-
-    @field_validator("head", "self_draft")
-    @classmethod
-    def _is_of_torch(cls, value: str, others: ValidationInfo) -> str:
-        if value and others.data.get("engine") != "torch":
-            raise ValueError("needs engine torch")
-        return value
 
     @field_validator("self_draft")
     @classmethod
     def _is_known(cls, value: str, others: ValidationInfo) -> str:
         if value and others.data.get("head"):
             raise ValueError("head and self_draft are two ways to draft by the target itself: set one of them")
-        if value:
+        if value and others.data.get("engine") == "vllm":
+            if value != "mtp":
+                raise ValueError(f"engine vllm has mtp alone, and {value} needs engine torch")
+        elif value:
             # Here, since it imports torch.
             from target_service.self_draft.by_name import self_drafter
 
@@ -52,9 +51,11 @@ class TargetSettings(ModelServiceSettings):
 def _verifier(settings: TargetSettings) -> Verifier[Any]:
     if settings.engine == "vllm":
         from specdec.vllm.loading import load_engine
+        from target_service.heads.vllm_proposer import proposer
         from target_service.vllm_verifier import SAMPLER, VllmVerifier
 
-        return VllmVerifier(*load_engine(settings, SAMPLER))
+        with proposer(settings.head, settings.self_draft, settings.model, settings.revision) as chosen:
+            return VllmVerifier(*load_engine(settings, SAMPLER, proposer=chosen))
     from specdec.runner.loading import load_runner
     from target_service.language_model import LmVerifier
 

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specdec.backends.choice import choose
+from specdec.core.device import indices
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Logprobs
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.grammar import Grammars
 from specdec.sampling.logprobs import logprobs_of
-from specdec.vllm.passes import Sampled, WorkerJob, WorkerStates
+from specdec.vllm.passes import Place, Sampled, WorkerJob, WorkerStates
 from target_service.decision import Case, decide
 
 
@@ -76,6 +78,20 @@ class TargetSampler:
             report = dataclasses.replace(sampled[index].extra, logprobs=found)
             sampled[index] = dataclasses.replace(sampled[index], extra=report)
         return sampled
+
+    def draft(self, logits: Tensor, places: Sequence[Place | None]) -> Tensor:
+        """See specdec.vllm.passes.DraftingSampler. With the noise that the target will use there: equal noise makes
+        equal tokens likely."""
+        draws = {
+            row: state.sampling.draw(place.position)
+            for row, place in enumerate(places)
+            if place is not None and (state := self._states.get(place.key))
+        }
+        tokens = logits.argmax(-1)
+        if draws:
+            rows = indices(list(draws), logits.device)
+            tokens[rows] = self._backend.draw(logits[rows], list(draws.values()))
+        return tokens
 
     def _case(self, job: WorkerJob) -> Case:
         sampling = self._states.of(job).sampling

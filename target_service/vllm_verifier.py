@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
-from specdec.core.rounds import CACHE_SALT, GRAMMAR, LOGPROBS, RESTRICTIONS, TRANSFORMS, ModelInfo, Timings
+from specdec.core.rounds import (
+    CACHE_SALT,
+    GRAMMAR,
+    LOGPROBS,
+    RESTRICTIONS,
+    SELF_DRAFT,
+    TRANSFORMS,
+    ModelInfo,
+    Timings,
+)
 from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import TokenTree
 from specdec.vllm.passes import Outcome, PromptLogprobsRequest
 from target_service.verifier import Decision, Job
 from target_service.vllm_decisions import ChainReport, ChainRequest
@@ -24,6 +34,7 @@ SAMPLER = "target_service.vllm_decisions:TargetSampler"
 @dataclass(slots=True)
 class VllmState:
     key: str = ""  # empty: unknown to vLLM
+    draft: tuple[int, ...] = ()  # what the target itself drafted after its text
 
 
 class VllmVerifier:
@@ -34,6 +45,13 @@ class VllmVerifier:
         capabilities = (*info.capabilities, TRANSFORMS, RESTRICTIONS, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if engine.grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(info, capabilities=capabilities, max_chain=engine.max_chain)
+        if engine.proposer is not None:
+            self.info = dataclasses.replace(
+                self.info,
+                capabilities=(*capabilities, SELF_DRAFT),
+                self_draft=engine.proposer.name,
+                self_draft_nodes=engine.max_chain,
+            )
 
     @property
     def block_size(self) -> int:
@@ -53,20 +71,40 @@ class VllmVerifier:
 
     def verify(self, jobs: Sequence[Job[VllmState]]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        nodes = [job.tree.most_likely_chains()[: self._engine.max_chain] for job in jobs]
+        trees = [job.tree or TokenTree.chain(job.state.draft[: job.self_draft_nodes]) for job in jobs]
+        nodes = [tree.most_likely_chains()[: self._engine.max_chain] for tree in trees]
         chains, extras = {}, {}
-        for job, chain in zip(jobs, nodes, strict=True):
-            state, tree = job.state, job.tree
+        for job, tree, chain in zip(jobs, trees, nodes, strict=True):
+            state = job.state
             state.key = state.key or self._add(job)
             chains[state.key] = [tree.token_ids[node] for node in chain]
             has_probs = tree.draft_probs and not job.open.spec.keyed_by_token
             draft_probs = tuple(tree.draft_probs[node] for node in chain) if has_probs else ()
             extras[state.key] = ChainRequest(draft_probs, job.open.num_logprobs)
-        outcomes, rows = self._engine.run(chains, extras)
-        decided = [_decided(chain, outcomes[job.state.key]) for job, chain in zip(jobs, nodes, strict=True)]
-        num_computed = sum(outcome.tokens is not None for outcome in outcomes.values())
-        timings = Timings(pass_us=int((time.perf_counter() - started) * 1e6), rows=rows, sequences=num_computed)
+        outcomes, rows = self._engine.run(chains, extras, self._num_drafts(jobs))
+        decided = []
+        for job, tree, chain in zip(jobs, trees, nodes, strict=True):
+            outcome = outcomes[job.state.key]
+            job.state.draft = outcome.draft
+            decision = _decided(chain, outcome)
+            if isinstance(decision, Decision) and not job.tree:
+                decision = dataclasses.replace(decision, self_draft=tree)
+            decided.append(decision)
+        drafting_s = self._engine.drafting_s
+        timings = Timings(
+            pass_us=int((time.perf_counter() - started - drafting_s) * 1e6),
+            rows=rows,
+            sequences=sum(outcome.tokens is not None for outcome in outcomes.values()),
+            self_draft_us=int(drafting_s * 1e6),
+        )
         return decided, timings
+
+    def _num_drafts(self, jobs: Sequence[Job[VllmState]]) -> int | None:
+        """Tokens to draft for the next pass, since a sequence that wants a self-draft now probably wants one then.
+        None: no sequence of the pass ever does."""
+        if self._engine.proposer is None or not any(job.open.max_self_draft_nodes for job in jobs):
+            return None
+        return min(max(job.self_draft_nodes for job in jobs), self._engine.max_chain)
 
     def _add(self, job: Job[VllmState]) -> str:
         spec, num_top = job.open.spec, job.open.num_prompt_logprobs

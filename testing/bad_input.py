@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 
 from specdec.transport import rpc
 from specdec.v1 import draft_pb2, generation_pb2, target_pb2
+from testing.patience import PATIENCE_S
 from testing.raw import BLOCK, COUPLED, TOKEN, advance, draft_open, round_, target_open, tree
 
 _FRAMES_PER_STREAM = 25
@@ -163,7 +164,7 @@ async def _stream(
     """Send the frames in one stream; open a new one for the rest after a bad frame has ended it."""
     queue = list(frames)
     while queue:
-        call: Any = channel.stream_stream(path, None, response.FromString)(timeout=5)
+        call: Any = channel.stream_stream(path, None, response.FromString)(timeout=PATIENCE_S)
 
         async def write(call: Any = call) -> None:
             while queue:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 PATIENCE_S = 30.0
 """Seconds that only a broken service takes."""
+LONG_PATIENCE_S = 120.0
+"""The same of processes that share a busy machine with others."""
 
 
 async def eventually(predicate: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from specdec.core.errors import GivenUp, ReplicaLost
 from specdec.v1 import generation_pb2
 from testing.lab import Deployment, Process, start, until
+from testing.patience import LONG_PATIENCE_S
 from testing.traffic import Answer, Asked, Traffic, added_gaps, ask, interrupted, percentile
 from testing.trial import Trial
 
 _KEEPALIVE_BOUND_S = 3.5  # rpc.KEEPALIVE_MS + rpc.PING_TIMEOUT_MS, and 0.5 s for scheduling
-_PATIENCE_S = 120.0
-"""Seconds that only a broken service takes, however busy the machine."""
 
 
 async def kill_target(trial: Trial, running: Deployment, asked: Sequence[Asked], share: float) -> list[float]:
@@ -35,7 +34,7 @@ async def kill_target(trial: Trial, running: Deployment, asked: Sequence[Asked],
     trial.check(num_moved > 0, f"{num_moved} moved")
     trial.check_same(answers)
     await start(victim)
-    trial.at_most("the target used again after", await running.ready(_PATIENCE_S), 10.0)
+    trial.at_most("the target used again after", await running.ready(LONG_PATIENCE_S), 10.0)
     return added_gaps(answers, killed, killed + 3)
 
 
@@ -46,7 +45,7 @@ async def kill_draft(trial: Trial, running: Deployment, asked: Sequence[Asked], 
     trial.check_same(answers)
     trial.note_gaps(added_gaps(answers, killed, killed + 2), 0.5, "stall")
     await start(draft)
-    trial.at_most("draft in use again after", await until(lambda: drafts_again(running), _PATIENCE_S), 5.0)
+    trial.at_most("draft in use again after", await until(lambda: drafts_again(running), LONG_PATIENCE_S), 5.0)
 
 
 async def drafts_again(running: Deployment) -> bool:
@@ -62,7 +61,7 @@ async def kill_orchestrator(trial: Trial, running: Deployment, asked: Sequence[A
     async def kill() -> None:
         nonlocal freed_s
         await running.orchestrator.kill()
-        freed_s = await running.freed(_PATIENCE_S, open_streams=0)
+        freed_s = await running.freed(LONG_PATIENCE_S, open_streams=0)
 
     killed, answers = await interrupted(running.client, asked, share, kill)
     # A client tries its only address again before, since that may be the name of several orchestrators.
@@ -72,7 +71,7 @@ async def kill_orchestrator(trial: Trial, running: Deployment, asked: Sequence[A
     trial.check(all(answer.same(trial.reference) for answer in answers), "the tokens received before it are right")
     trial.at_most("streams and KV freed after", freed_s, _KEEPALIVE_BOUND_S)
     await start(running.orchestrator)
-    await running.ready(_PATIENCE_S)
+    await running.ready(LONG_PATIENCE_S)
 
 
 async def freeze_target(
@@ -85,7 +84,7 @@ async def freeze_target(
         nonlocal victim, left_s
         victim = await running.busiest_target()
         victim.freeze()
-        left_s = await running.left(victim, _PATIENCE_S)
+        left_s = await running.left(victim, LONG_PATIENCE_S)
 
     async def thaw() -> None:
         victim.thaw()  # its verdicts are late now
@@ -102,8 +101,8 @@ async def freeze_target(
         trial.check_same(answers, "while it thaws")
     finally:
         victim.thaw()
-    trial.at_most("used again after", await running.ready(_PATIENCE_S), 5.0)
-    trial.at_most("its old sequences freed after", await running.freed(_PATIENCE_S), 2.0)
+    trial.at_most("used again after", await running.ready(LONG_PATIENCE_S), 5.0)
+    trial.at_most("its old sequences freed after", await running.freed(LONG_PATIENCE_S), 2.0)
 
 
 async def poison(
@@ -115,7 +114,7 @@ async def poison(
 
     async def send() -> None:
         async with Traffic(running.client, [poisonous]) as traffic:
-            [end.error] = [answer.error for answer in await traffic.finished(_PATIENCE_S)]
+            [end.error] = [answer.error for answer in await traffic.finished(LONG_PATIENCE_S)]
 
     restarts = asyncio.create_task(start_again(running.targets))
     try:

@@ -115,7 +115,9 @@ class Raw:
     async def close(self) -> None:
         self._call.cancel()
         self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        [error] = await asyncio.gather(self._reader, return_exceptions=True)
+        if isinstance(error, AssertionError):
+            raise error
 
 
 class Service:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draft_service.drafter import Branch, DraftSequence
+from draft_service.drafter import DraftSequence
 from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.core.rounds import AHEAD, LOGPROBS, SELF_DRAFT, SIBLINGS, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
@@ -239,21 +239,19 @@ class TableDrafter:
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[list[Candidate]]:
         if self._step_s:
             time.sleep(self._step_s)
-        grown: list[Sequence[Candidate] | SpecdecError | None] = []
-        for sequence in sequences:
-            branches = sequence.branches or (Branch(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
-            grown.append([node for branch in branches for node in self._children(sequence, branch)])
-        return grown
+        return [sequence.tree.lacking(self._candidates(sequence)) for sequence in sequences]
 
-    def _children(self, sequence: DraftSequence, branch: Branch) -> list[Candidate]:
-        tree = sequence.tree
-        path = list(tree.path_ids(branch.parent))
-        tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
-        guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), branch.num_children)
-        return [Candidate(branch.parent, token) for token in guesses if tree.child(branch.parent, token) is None]
+    def _candidates(self, sequence: DraftSequence) -> list[Candidate]:
+        candidates = []
+        for branch in sequence.next_branches:
+            path = sequence.tree.path_ids(branch.parent)
+            tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
+            guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), branch.num_children)
+            candidates += [Candidate(branch.parent, token) for token in guesses]
+        return candidates
 
 
 @dataclass(slots=True)

@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_420,
+    "specdec": 15_540,
     "orchestrator": 7_720,
-    "target_service": 3_310,
+    "target_service": 3_470,
     "draft_service": 2_260,
-    "gateway": 3_830,
-    "bench": 7_000,
-    "testing": 2_600,
-    "tests": 41_720,
+    "gateway": 3_860,
+    "bench": 6_950,
+    "testing": 2_605,
+    "tests": 42_150,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -174,4 +174,4 @@ def _numbers(rows: list[str] | None, possible: Collection[int], engine: Engine) 
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_benchmark(main, "specdec chaos")

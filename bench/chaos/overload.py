@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from specdec.cli.processes import is_serving
+from specdec.client import Client
 from specdec.core.errors import Overloaded
 from testing.lab import Deployment, until
 from testing.traffic import Answer, Traffic, ask, percentile
@@ -19,7 +20,7 @@ async def overload(trial: Trial) -> None:
     """Poisson arrivals at 10 times the measured capacity for 60 s, open loop; 8 live sequences, a queue of 16."""
     flags = ["--max-live-sequences=8", "--max-waiting-requests=16"]
     async with trial.deployment(pass_ms=50.0, orchestrator=flags) as running, _no_garbage_collection():
-        capacity = await _capacity(trial, running, 4.0 if trial.short else 10.0)
+        capacity = await capacity_of(trial, running.client, 4.0 if trial.short else 10.0)
         trial.note(f"capacity {capacity:.1f} requests/s")
         before_mib = running.orchestrator.rss_mib
         answers: list[Answer] = []
@@ -69,12 +70,12 @@ async def _no_garbage_collection() -> AsyncIterator[None]:
         gc.enable()
 
 
-async def _capacity(trial: Trial, running: Deployment, seconds: float) -> float:
-    """Requests per second in a closed loop of 16 clients: one request waits for each live one."""
-    started = time.monotonic()
-    async with trial.steady(running.client, 16, 60) as load:
+async def capacity_of(trial: Trial, client: Client, seconds: float) -> float:
+    """Requests per second that end in a closed loop of 16 clients: one request waits for each live one."""
+    async with trial.steady(client, 16, 60) as load:
         await asyncio.sleep(seconds)
-    return len(load.answers) / (time.monotonic() - started)
+        num_finished = sum(answer.sample.finished for answer in load.answers)
+    return num_finished / seconds
 
 
 async def _admits_at_once(trial: Trial, running: Deployment) -> bool:

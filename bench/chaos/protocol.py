@@ -37,11 +37,11 @@ async def _abuse(trial: Trial, role: Role, address: str) -> None:
         await stream.send(opens=[target_open(_GOOD, seed=5) if role == "target" else draft_open(_GOOD)])
         first = await stream.answer(_GOOD)
         ids.append(first.next_token if role == "target" else 0)
-        number, sequence = 0, _FIRST_BAD
+        number = 0
         async for name, error, names in refusals(stream, _FIRST_BAD):
             good = isinstance(error, OutOfStep) and re.search(names, str(error))
             trial.check(bool(good), f"{name}: {error.reason}, {error}")
-            number, sequence = number + 1, sequence + 1
+            number += 1
             if role == "target":
                 ids.append((await stream.ask(round_(_GOOD, number, len(ids)))).next_token)
             else:

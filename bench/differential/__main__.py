@@ -31,11 +31,11 @@ from bench.harness.models import PairName, pair_of
 from specdec.cli.processes import StartError, free_ports, listening, service
 from specdec.client import Client
 from testing.answers import answer_of
+from testing.patience import LONG_PATIENCE_S
 
 SOURCES = ("draft", "ngram", "lookup", "recycling", "lookahead", "resumed")
 """Of draft tokens. A resumed answer is drafted as with ``draft``."""
 
-_PATIENCE_S = 120.0
 _NEEDED = {"prompt", "messages", "text", "token_ids", "chat", "max_tokens", "seed", "temperature"}
 """Without these the answer would be another one."""
 Ask = Callable[[str, str, dict[str, Any]], Any]
@@ -63,7 +63,7 @@ async def running(sources: Sequence[str], threads: int) -> AsyncIterator[Ask]:
             behind, client = await serving.start(methods[name])
             flags = [f"--orchestrator={behind.address}", "--log-level=WARNING"]
             await listening(await stack.enter_async_context(service("gateway", port, flags)))
-            http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE_S)
+            http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LONG_PATIENCE_S)
             clients[name] = client, await stack.enter_async_context(http)
 
         async def ask(source: str, path: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from bench.distance.formula import PREDICTED_MS, Prediction, predictions
-from bench.distance.lab import Lab, Served, lab
+from bench.distance.lab import Lab, Served, TableCosts, lab, served_tables
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, sync
 from bench.distance.row import Outcomes, Row, Run
 from bench.distance.situations import MAX_REQUESTS, Situation, situations
@@ -27,7 +27,6 @@ from bench.harness.report import Lines, Panel, Say, by_case, compare, conditions
 from bench.harness.runner import Case, Contender, Results
 from bench.harness.windows import windows_of
 from bench.models.damped_pair import Shape, damped_pair
-from specdec.speculation.acceptance import PRIOR
 
 _PROMPT_TOKENS = 64
 _TOKENS, _QUICK_TOKENS = 160, 80
@@ -40,34 +39,10 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TableCosts:
-    """Costs of the table pair. ``pass_ms``: a target pass. ``row_us``: each row of it, a hundredth of a pass, so that
-    trees are not free. ``step_ms``: a draft pass of any size. ``runner_up``: how often the second candidate is right if
-    the first is wrong, as with real pairs (bench/LOG.md, 2026-11-22)."""
-
-    pass_ms: float = 40.0
-    step_ms: float = 4.0
-    acceptance: float = 0.8
-    runner_up: float = PRIOR[1]
-    row_us: float = 400.0
-
-
 _COSTS = TableCosts()
 
 QuestionOf = Callable[[int, int], Question]
 """By the turn, and the number of a request in it."""
-
-
-def served_tables(costs: TableCosts) -> Served:
-    target, draft = ("testing.table_service target", "testing.table_service draft")
-    candidates = (f"--acceptance={costs.acceptance}", f"--runner-up={costs.runner_up}")
-    step = f"--pass-ms={costs.step_ms}"
-    return Served(
-        (target, f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *candidates),
-        (draft, step, *candidates),
-        (draft, step, "--acceptance=0", "--runner-up=0"),
-    )
 
 
 def three_ids(turn: int, number: int) -> Question:
@@ -149,7 +124,7 @@ def tables(results: Results, rows: Sequence[Row]) -> dict[str, Table]:
 
     speeds = {
         "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
-        "x alone": lambda row: f"{row.over(results.first(row)):.2f}",
+        "x alone": lambda row: f"{row.over_first:.2f}",
         "drafted": drafting(lambda row: row.draft_tokens_per_round),
         "accepted": drafting(lambda row: row.accepted_per_round),
         "hits": ahead(lambda outcomes: outcomes.hits),
@@ -226,6 +201,7 @@ def main(
 
     @asynccontextmanager
     async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
+        nonlocal label
         num_turns = 2 if quick else 1 + repeats
         if common.is_running:
             say(conditions(label, max_tokens))
@@ -236,12 +212,12 @@ def main(
                 yield cases_of(plan, {ALONE.front: endpoint}, question_of, num_turns, None)
             return
         if of_tables:
-            say(conditions(label, max_tokens))
             served, question_of = served_tables(TableCosts(pass_ms, step_ms, acceptance, runner_up, row_us)), three_ids
         else:
             models = common.models(PairName.damped, directory)
-            say(conditions(models.label, max_tokens))
+            label = models.label
             served, question_of = served_models(models, common, directory), windows(common, models, num_turns)
+        say(conditions(label, max_tokens))
         plan.extend(situations(temperatures, quick, with_unrelated=bool(served.unrelated)))
         async with lab(served, num_ahead_tokens) as running:
             yield cases_of(plan, running.endpoints, question_of, num_turns, running)

@@ -1,4 +1,4 @@
-"""A pair behind its services, with a proxy in front of the draft that delays every byte.
+"""A pair behind its services, perhaps one of table models, with a proxy in front of the draft that delays every byte.
 
 Knows processes, cores and distances; does not know the comparisons.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.harness.deployment import Processes
 from bench.harness.endpoints import OverGrpc
+from specdec.speculation.acceptance import PRIOR
 from testing.fault_proxy import FaultProxy
 
 Command = tuple[str, ...]
@@ -30,6 +31,30 @@ class Served:
     draft: Command
     unrelated: Command = ()
     computes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableCosts:
+    """Costs of the table pair. ``pass_ms``: a target pass. ``row_us``: each row of it, a hundredth of a pass, so that
+    trees are not free. ``step_ms``: a draft pass of any size. ``runner_up``: how often the second candidate is right if
+    the first is wrong, as with real pairs (bench/LOG.md, 2026-11-22)."""
+
+    pass_ms: float = 40.0
+    step_ms: float = 4.0
+    acceptance: float = 0.8
+    runner_up: float = PRIOR[1]
+    row_us: float = 400.0
+
+
+def served_tables(costs: TableCosts) -> Served:
+    target, draft = ("testing.table_service target", "testing.table_service draft")
+    candidates = (f"--acceptance={costs.acceptance}", f"--runner-up={costs.runner_up}")
+    step = f"--pass-ms={costs.step_ms}"
+    return Served(
+        (target, f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *candidates),
+        (draft, step, *candidates),
+        (draft, step, "--acceptance=0", "--runner-up=0"),
+    )
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from bench.harness.deployment import Processes
 from bench.harness.endpoints import Endpoint
 from bench.harness.methods import Method
 from bench.harness.models import Models, PairName
-from bench.harness.report import USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of, usual_columns
+from bench.harness.report import USUAL_COLUMNS, USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of
 from bench.harness.runner import Case, Contender
 from bench.harness.windows import windows_of
 from specdec.cli.processes import StartError
@@ -33,14 +33,18 @@ _PROMPT_TOKENS, _TOKENS = 64, 48
 _PROMPTS_OF_PARITY = 40
 
 
-def of_services(name: str, endpoint: Endpoint, num_draft_tokens: int | None) -> list[Contender]:
-    """The target alone, with a number of draft tokens (None: without a draft), and with the chosen number."""
+def of_services(name: str, endpoint: Endpoint, num_draft_tokens: int | None, is_exact: bool) -> list[Contender]:
+    """The target alone, with a number of draft tokens (None: without a draft), and with the chosen number.
+
+    ``is_exact``: all give the same texts; on vLLM near ties may differ.
+    """
     alone = Contender(f"{name}, target alone", endpoint.asks(num_draft_tokens=0))
-    drafting = Contender(f"{name}, adaptive", endpoint.asks(), alone.name)
+    same_as = alone.name if is_exact else ""
+    drafting = Contender(f"{name}, adaptive", endpoint.asks(), same_as)
     if num_draft_tokens is None:
         return [alone, drafting]
     fixed = endpoint.asks(num_draft_tokens=num_draft_tokens)
-    return [alone, Contender(f"{name}, K = {num_draft_tokens}", fixed, alone.name), drafting]
+    return [alone, Contender(f"{name}, K = {num_draft_tokens}", fixed, same_as), drafting]
 
 
 async def contenders_of(models: Models, common: Common, number: int, stack: AsyncExitStack) -> list[Contender]:
@@ -54,12 +58,13 @@ async def contenders_of(models: Models, common: Common, number: int, stack: Asyn
             contenders.append(Contender(f"vLLM {how}", (await stack.enter_async_context(started)).ask))
     if common.is_running:
         endpoint = await stack.enter_async_context(common.endpoint())
-        return contenders + of_services("as deployed", endpoint, number)
+        return contenders + of_services("as deployed", endpoint, number, is_exact=False)
     processes = await stack.enter_async_context(Processes())
     for engine in ENGINES:
         head = next((f"--head={head}" for head in models.heads), "") if engine == "torch" and not draft else ""
         endpoint = await serving(processes, common, models.target, engine).endpoint(Method(head, draft))
-        contenders += of_services(f"{engine} services", endpoint, number if draft or head else None)
+        drafted = number if draft or head else None
+        contenders += of_services(f"{engine} services", endpoint, drafted, is_exact=engine == "torch")
     return contenders
 
 
@@ -100,7 +105,7 @@ def main(
             yield cases
 
     results = compare(prepare, max_tokens)
-    tables = {"Tokens per second, greedy; over vLLM's generate": by_case(results, usual_columns(results))}
+    tables = {"Tokens per second, greedy; over vLLM's generate": by_case(results, USUAL_COLUMNS)}
     finish(common, results, tables, heat_of("Speed over vLLM's generate", results), USUAL_LEGEND)
 
 

@@ -136,13 +136,16 @@ def run_comparison(main: Callable[..., None], *without: str) -> None:
     run_benchmark(with_common_flags(main, without))
 
 
-def run_benchmark(main: Callable[..., None]) -> None:
-    """Run ``main`` with its command-line flags. SIGTERM acts like Ctrl-C, so the services of the benchmark also end."""
+def run_benchmark(main: Callable[..., None], command: str = "") -> None:
+    """Run ``main`` with its command-line flags. SIGTERM acts like Ctrl-C, so the services of the benchmark also end.
+
+    ``command``: as the user types it; default: ``specdec bench`` and the module's name.
+    """
     # By Ctrl-C's own signal, which asyncio handles: an exception out of any place could be lost in a callback.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
-    app(prog_name=f"specdec bench {_name()}")
+    app(prog_name=command or f"specdec bench {_name()}")
 
 
 def _name() -> str:

@@ -104,7 +104,7 @@ def finish(
     if legend:
         console.print(legend, style="dim")
     if common.json:
-        whole = {"rows": [as_json(results, row) for row in results.rows], "differing": results.differing, **figures}
+        whole = {"rows": [as_json(row) for row in results.rows], "differing": results.differing, **figures}
         common.json.write_text(json.dumps(whole, indent=1) + "\n")
     if common.chart:
         from bench.harness.chart import draw
@@ -120,13 +120,13 @@ def finish(
     )
 
 
-def as_json(results: Results, row: Row) -> dict[str, Any]:
+def as_json(row: Row) -> dict[str, Any]:
     runs = [{"seconds": run.seconds, "tokens": run.num_tokens, "rounds": run.num_rounds} for run in row.runs]
     return {
         "case": row.case,
         "contender": row.contender,
         "tokens_per_s": row.tokens_per_s,
-        "over_first": row.over(results.first(row)),
+        "over_first": row.over_first,
         "tokens_per_pass": row.tokens_per_pass,
         "acceptance": row.acceptance,
         "same_as_first": row.num_same,
@@ -178,22 +178,20 @@ def by_case(results: Results, columns: Columns) -> Table:
     return table
 
 
-def usual_columns(results: Results) -> dict[str, Callable[[Row], str]]:
-    """Speed, speed over the first contender, tokens per pass, and the draft tokens of a round with their acceptance."""
+def _drafted(row: Row) -> str:
+    number = row.per_round("num_draft_tokens") - row.per_round("num_lookup_tokens")
+    return f"{number:.1f}" if number else ""
 
-    def drafted(row: Row) -> str:
-        number = row.per_round("num_draft_tokens") - row.per_round("num_lookup_tokens")
-        return f"{number:.1f}" if number else ""
 
-    return {
-        "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
-        "over first": lambda row: f"{row.over(results.first(row)):.2f} x",
-        "per pass": lambda row: f"{row.tokens_per_pass:.2f}" if row.tokens_per_pass else "",
-        "drafted": drafted,
-        "accepted": lambda row: f"{row.acceptance:.2f}" if row.acceptance else "",
-        "same": lambda row: f"{row.num_same}/{len(row.stats)}",
-    }
-
+USUAL_COLUMNS: Columns = {
+    "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
+    "over first": lambda row: f"{row.over_first:.2f} x",
+    "per pass": lambda row: f"{row.tokens_per_pass:.2f}" if row.tokens_per_pass else "",
+    "drafted": _drafted,
+    "accepted": lambda row: f"{row.acceptance:.2f}" if row.acceptance else "",
+    "same": lambda row: f"{row.num_same}/{len(row.stats)}",
+}
+"""Speed, speed over the first contender, tokens per pass, and the draft tokens of a round with their acceptance."""
 
 USUAL_LEGEND = (
     "over first: median over the turns of the speed over the first line's; per pass: tokens of a pass of the target;"
@@ -207,7 +205,7 @@ def heat_of(title: str, results: Results, but: str = "") -> Heat:
     def note(row: Row) -> str:
         return f"{row.tokens_per_pass:.2f} a pass" if row.tokens_per_pass else f"{row.tokens_per_s:.1f} tokens/s"
 
-    speeds = values(results, lambda row: row.over(results.first(row)), but)
+    speeds = values(results, lambda row: row.over_first, but)
     notes = {name: {case: note(results.row(case, name)) for case in cases} for name, cases in speeds.items()}
     return Heat(title, speeds, notes)
 

@@ -95,12 +95,16 @@ class Case:
 
 @dataclass(slots=True)
 class Row:
-    """The runs of a contender in a case, and their figures. ``num_same`` of the texts are those of the first one."""
+    """The runs of a contender in a case, and their figures. ``num_same`` of the texts are those of the first one.
+
+    ``first``: the row of the case's first contender; None if it is this one.
+    """
 
     case: str
     contender: str
     runs: list[Run] = field(default_factory=list)
     num_same: int = 0
+    first: Row | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -113,10 +117,16 @@ class Row:
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(run.tokens_per_s / base.tokens_per_s for run, base in pairs)
 
-    def over_in_all(self, other: Row) -> float:
+    @property
+    def over_first(self) -> float:
+        return self.over(self.first or self)
+
+    @property
+    def over_first_in_all(self) -> float:
         """The ratio of speeds by the time of all runs together."""
-        num_tokens, base_tokens = (sum(run.num_tokens for run in row.runs) for row in (self, other))
-        seconds, base_seconds = (sum(run.seconds for run in row.runs) for row in (self, other))
+        rows = (self, self.first or self)
+        num_tokens, base_tokens = (sum(run.num_tokens for run in row.runs) for row in rows)
+        seconds, base_seconds = (sum(run.seconds for run in row.runs) for row in rows)
         return (num_tokens / seconds) / (base_tokens / base_seconds)
 
     @property
@@ -169,10 +179,6 @@ class Results:
                 return row
         raise KeyError(case, contender)
 
-    def first(self, row: Row) -> Row:
-        """The first contender of the case, which the row is compared with."""
-        return self.of(row.case)[0]
-
 
 def at_temperatures(cases: Sequence[Case], temperatures: Sequence[float]) -> list[Case]:
     """All cases at each temperature, which their names have if there are several."""
@@ -193,7 +199,8 @@ async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case
     """Ask everything. The order of contenders rotates by one each turn. ``report`` is called after each run."""
     results = Results()
     for case in cases:
-        rows = [Row(case.name, contender.name) for contender in case.contenders]
+        first = Row(case.name, case.contenders[0].name)
+        rows = [first, *(Row(case.name, contender.name, first=first) for contender in case.contenders[1:])]
         for turn, questions in enumerate(case.turns):
             answers: list[list[str]] = [[] for _ in questions]
             share = case.warm_up_share if turn < case.num_warm_ups else 1.0
@@ -230,15 +237,8 @@ def _compare(case: Case, request: Request, runs: Mapping[str, Run], results: Res
         pairs = zip(runs[contender.name].answers, runs[contender.same_as].answers, request.prompts, strict=True)
         for answer, expected, prompt in pairs:
             results.num_compared += 1
-            if not _equal(answer, expected):
+            if answer.token_ids != expected.token_ids:
                 results.differing.append(f"{case.name}, {contender.name}: {_shortened(prompt)}")
-
-
-def _equal(answer: Answer, other: Answer) -> bool:
-    """By ids if both have them: a text may have several spellings."""
-    if answer.token_ids and other.token_ids:
-        return answer.token_ids == other.token_ids
-    return answer.text == other.text
 
 
 def _shortened(prompt: Mapping[str, Any]) -> str:
@@ -251,4 +251,6 @@ def _record(rows: Sequence[Row], runs: Mapping[str, Run]) -> None:
     for row in rows:
         run = runs[row.contender]
         row.runs.append(run)
-        row.num_same += sum(map(_equal, run.answers, expected))
+        row.num_same += sum(
+            answer.token_ids == other.token_ids for answer, other in zip(run.answers, expected, strict=True)
+        )

@@ -59,10 +59,7 @@ class ModelRunner:
         cache.take(MIN_ROWS)
         for _ in range(2):  # the first one also prepares kernels
             self.chunk.rows = MIN_ROWS
-            rows = Segment(
-                [0] * MIN_ROWS, range(-1, MIN_ROWS - 1), 0, block_table=list(cache.block_table), logit_rows=()
-            )
-            self.forward([rows])
+            self.forward([Segment.chain([0] * MIN_ROWS, 0, list(cache.block_table))])
         cache.release()
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:

@@ -185,8 +185,7 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
 def _chain(cache: SequenceCache, ids: list[int]) -> Segment:
     num_context = len(cache)
     cache.take(len(ids))
-    parents, blocks = range(-1, len(ids) - 1), list(cache.block_table)
-    return Segment(ids, parents, num_context, block_table=blocks, logit_rows=range(len(ids)))
+    return Segment.chain(ids, num_context, list(cache.block_table), logit_rows=range(len(ids)))
 
 
 @contextmanager

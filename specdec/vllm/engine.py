@@ -30,7 +30,7 @@ from vllm.v1.request import Request
 
 from specdec.core.rounds import Logprobs
 from specdec.sampling.grammar import Grammars
-from specdec.vllm.passes import Outcome, PromptLogprobsRequest, num_kept
+from specdec.vllm.passes import Outcome, PromptLogprobsRequest, Proposer, num_kept
 
 
 class VllmEngine:
@@ -45,14 +45,16 @@ class VllmEngine:
         num_slots: int,
         lost: Callable[[], None],
         grammars: Grammars | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         """``arguments``: of vllm.EngineArgs. ``sampler``: module and name of a WorkerSampler, ``a.b:C``. ``max_chain``:
         draft tokens of one sequence in a pass at most. ``num_slots``: tokens of the KV cache; 0: as many as fit.
-        ``lost`` is called, in any thread, when a worker has died. Raises whatever vLLM raises for what it refuses."""
-        config = _config(arguments, max_chain, num_slots)
+        ``lost`` is called, in any thread, when a worker has died. ``proposer``: what the model drafts with by itself;
+        the sampler is a DraftingSampler then. Raises whatever vLLM raises for what it refuses."""
+        config = _config(arguments, max_chain, num_slots, proposer)
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=lost)
         self._core.collective_rpc("install_sampler", args=(sampler, vocab_size, grammars and grammars.origin))
-        self.grammars = grammars
+        self.grammars, self.proposer = grammars, proposer
         self._numbers = itertools.count()
         self._max_sequences: int = config.scheduler_config.max_num_seqs
         self.max_chain = max_chain
@@ -101,12 +103,16 @@ class VllmEngine:
     def remove(self, key: str) -> None:
         self._core.abort_requests([key])
 
-    def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
+    def run(
+        self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None = None
+    ) -> tuple[dict[str, Outcome], int]:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
-        chain. Returns what came of each, and the number of rows."""
+        chain. ``num_drafts``: tokens that the model drafts after each; 0: the proposer only takes the pass in; None: it
+        does not even do that, and drafts worse later. Returns what came of each, and the number of rows."""
         torch.get_num_threads()  # tells OpenMP in this thread, which vLLM's kernels ask by themselves
-        self._scheduler.begin(dict(itertools.islice(chains.items(), self._max_sequences)), extras)
-        parts, _ = self._core.step()  # post_step would fetch the proposer's draft tokens, and there are none
+        chosen = dict(itertools.islice(chains.items(), self._max_sequences))
+        self._scheduler.begin(chosen, extras, num_drafts=num_drafts)
+        parts, _ = self._core.step()  # post_step would fetch the draft tokens by a message of its own
         outputs = {output.request_id: output for part in parts.values() for output in part.outputs}
         scheduled = self._scheduler.num_scheduled
         return {key: self._outcome(key, outputs.get(key), scheduled) for key in chains}, sum(scheduled.values())
@@ -119,6 +125,7 @@ class VllmEngine:
                 self._scheduler.results.get(key),
                 num_cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
                 prompt_logprobs=self._scheduler.prompt_logprobs.get(key),
+                draft=tuple(self._scheduler.drafts.get(key, ())),
             )
         request = self._scheduler.requests.get(key)
         if request is None:
@@ -137,6 +144,11 @@ class VllmEngine:
         return (total - pool.get_num_free_blocks()) * self.block_size, total * self.block_size
 
     @property
+    def drafting_s(self) -> float:
+        """The part of the last pass in which the model drafted."""
+        return self._scheduler.drafting_s
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that vLLM knows."""
         return len(self._scheduler.requests)
@@ -150,10 +162,12 @@ def device_type() -> str:
     return str(current_platform.device_type)
 
 
-def lend_workers(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> None:
+def lend_workers(
+    arguments: Mapping[str, Any], max_chain: int, num_slots: int, proposer: Proposer | None = None
+) -> None:
     """Run the workers of a node that lends them to the first one (vLLM's node_rank > 0) until they or that node end.
     The arguments are those of the first node's VllmEngine, but for the rank."""
-    config = _config(arguments, max_chain, num_slots)
+    config = _config(arguments, max_chain, num_slots, proposer)
     executor = MultiprocExecutor(config, monitor_workers=False)
     first = (config.parallel_config.master_addr, config.parallel_config.master_port)
     threading.Thread(target=_outlive, args=(first, executor.shutdown), daemon=True).start()
@@ -169,7 +183,7 @@ def _outlive(address: tuple[str, int], then: Callable[[], None]) -> None:
     then()
 
 
-def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> VllmConfig:
+def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int, proposer: Proposer | None) -> VllmConfig:
     """See VllmEngine."""
     config = EngineArgs(
         **arguments,
@@ -177,8 +191,7 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> Vll
         scheduler_cls=f"{__name__}.PassScheduler",
         worker_extension_cls="specdec.vllm.worker.WorkerExtension",
         speculative_config={
-            "method": "custom_class",
-            "model": f"{__name__}.NoProposals",
+            **({"method": "custom_class", "model": f"{__name__}.NoProposals"} if proposer is None else proposer.words),
             "num_speculative_tokens": max_chain,
         },
     ).create_engine_config()
@@ -195,7 +208,7 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> Vll
 
 
 class NoProposals:
-    """The proposer: draft tokens come from outside."""
+    """The proposer of a model that does not draft by itself: draft tokens come from outside."""
 
     def __init__(self, vllm_config: object) -> None:
         pass
@@ -212,16 +225,20 @@ class PassScheduler(Scheduler):
 
     _chains: Mapping[str, Sequence[int]] = {}
     _extras: Mapping[str, Any] = {}
+    _num_drafts: int | None = None
     num_scheduled: Mapping[str, int] = {}
     """Rows of the last pass by sequence."""
     results: Mapping[str, Any] = {}
     """The samplers' extras of the last pass by sequence."""
     prompt_logprobs: Mapping[str, Logprobs] = {}
     """Of the prompts that ended in the last pass."""
+    drafts: Mapping[str, Sequence[int]] = {}
+    """What the model drafted in the last pass by sequence."""
+    drafting_s = 0.0
 
-    def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> None:
+    def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None) -> None:
         """Name the sequences of the next pass."""
-        self._chains, self._extras = chains, extras
+        self._chains, self._extras, self._num_drafts = chains, extras, num_drafts
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         running: dict[str, Request] = {request.request_id: request for request in self.running}
@@ -240,12 +257,15 @@ class PassScheduler(Scheduler):
             for request in waiting:
                 self.waiting.add_request(request)
         self.num_scheduled = dict(output.num_scheduled_tokens)
-        output.extras = self._extras  # travels to the workers with the rest
+        output.extras, output.drafts = self._extras, self._num_drafts is not None  # travel to the workers with the rest
+        output.num_spec_tokens_to_schedule = self._num_drafts or 0
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.results = getattr(model_runner_output, "extras", {})
         self.prompt_logprobs = getattr(model_runner_output, "prompt_logprobs", {})
+        self.drafts = getattr(model_runner_output, "drafts", {})
+        self.drafting_s = getattr(model_runner_output, "drafting_s", 0.0)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:

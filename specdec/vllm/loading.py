@@ -20,6 +20,7 @@ from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
 from specdec.runner.loading import default_threads, grammars
 from specdec.server.liveness import RESTART_STATUS
+from specdec.vllm.passes import Proposer
 
 if TYPE_CHECKING:
     from specdec.vllm.engine import VllmEngine
@@ -48,21 +49,24 @@ _OWNED_GROUPS = ("tokenizer", "skip_tokenizer", "data_parallel", "speculative", 
 
 
 def load_engine(
-    settings: ModelServiceSettings, sampler: str, prefix_caching: bool = True
+    settings: ModelServiceSettings, sampler: str, prefix_caching: bool = True, proposer: Proposer | None = None
 ) -> tuple[VllmEngine, ModelInfo]:
-    """Load the model of a service. ``sampler``: see VllmEngine. Raises ValueError with a message for the operator.
+    """Load the model of a service. ``sampler``, ``proposer``: see VllmEngine. Raises ValueError with a message for the
+    operator.
 
     A worker that dies ends the process with RESTART_STATUS: no pass can come after it. So does the end of the first
     node, at a node that lends its workers to it, for which this does not return.
     """
     try:
-        return _load_engine(settings, sampler, prefix_caching)
+        return _load_engine(settings, sampler, prefix_caching=prefix_caching, proposer=proposer)
     except Exception as error:  # what vLLM refuses is refused in its words
         log.debug("the model cannot be served", exc_info=error)
         raise ValueError(f"{settings.model}: {in_words(error)}") from error
 
 
-def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: bool) -> tuple[VllmEngine, ModelInfo]:
+def _load_engine(
+    settings: ModelServiceSettings, sampler: str, *, prefix_caching: bool, proposer: Proposer | None
+) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
     arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens", "args"})
@@ -95,7 +99,7 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
     }
     if settings.vllm.node_rank:
         log.info("lending workers", extra={"to": settings.vllm.master_addr, "node_rank": settings.vllm.node_rank})
-        lend_workers(arguments, settings.vllm.num_speculative_tokens, settings.kv_slots)
+        lend_workers(arguments, settings.vllm.num_speculative_tokens, settings.kv_slots, proposer=proposer)
         raise SystemExit(RESTART_STATUS)
     if in_process:
         arguments["distributed_executor_backend"] = "uni"
@@ -108,6 +112,7 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         num_slots=settings.kv_slots,
         lost=lambda: os._exit(RESTART_STATUS),
         grammars=grammars(checkpoint.directory, checkpoint.info),
+        proposer=proposer,
     )
     if in_process:  # in a thread that ends, and OpenMP's helpers with it: see load_runner
         with ThreadPoolExecutor(1, "loading", torch.get_num_threads) as loading:  # see VllmEngine.run

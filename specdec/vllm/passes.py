@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,30 @@ class WorkerSampler(Protocol):
         """The sequence has ended."""
 
 
+class DraftingSampler(WorkerSampler, Protocol):
+    """Of a model that drafts by itself."""
+
+    def draft(self, logits: Tensor, places: Sequence[Place | None]) -> Tensor:
+        """Draft tokens [rows] int64 from the proposer's logits [rows, vocab_size]. None: of a text that is not sampled
+        yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in the text of a sequence."""
+
+    key: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """What a model drafts with by itself. ``name``: as it is shown; ``words``: vLLM's, of its speculative_config."""
+
+    name: str
+    words: Mapping[str, Any]
+
+
 def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sampled]:
     """A job for which the sampler raises has the error as its extra."""
     sampled = one_by_one(sampler.sample, jobs)
@@ -60,13 +84,14 @@ def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sample
 class Outcome:
     """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
     no KV blocks were free for it. With its first tokens: ``num_cached_tokens`` of its ids, and ``prompt_logprobs``, if
-    they were asked for."""
+    they were asked for. ``draft``: what the model itself drafted after its tokens."""
 
     tokens: tuple[int, ...] | None = None
     extra: Any = None
     no_memory: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: Logprobs | None = None
+    draft: tuple[int, ...] = ()
 
     @property
     def error(self) -> SpecdecError | None:
@@ -104,6 +129,9 @@ class WorkerStates:
             mask = grammar.result().mask() if grammar is not None else None
             self._states[job.key] = WorkerState(SamplingState(spec, mask))
         return self._states[job.key]
+
+    def get(self, key: str) -> WorkerState | None:
+        return self._states.get(key)
 
     def forget(self, key: str) -> None:
         self._states.pop(key, None)

@@ -29,12 +29,12 @@ def test_an_environment_without_vllm_is_told_in_a_sentence_and_status_2(monkeypa
     assert "needs vLLM in the environment" in line
 
 
-def test_services_must_give_the_text_of_their_target_alone():
+def test_services_on_torch_must_give_the_text_of_their_target_alone():
     class Endpoint:
         def asks(self, **fields):
             return fields
 
-    with_draft, without = (of_services("torch services", Endpoint(), number) for number in (4, None))
+    with_draft, without = (of_services("torch services", Endpoint(), number, True) for number in (4, None))
     alone = "torch services, target alone"
     assert [(each.name, each.ask, each.same_as) for each in with_draft] == [
         (alone, {"num_draft_tokens": 0}, ""),
@@ -42,6 +42,7 @@ def test_services_must_give_the_text_of_their_target_alone():
         ("torch services, adaptive", {}, alone),
     ]
     assert [each.name for each in without] == [alone, "torch services, adaptive"]
+    assert not any(each.same_as for each in of_services("vllm services", Endpoint(), 4, False))
 
 
 async def test_vllm_is_asked_by_lines_and_its_texts_end_before_an_end_token():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.plan import LOAD, Cell, Row, cells, lab, table
+from bench.plan import LOAD, Cell, Row, cells, deployed, table, tokens_per_s
 from specdec.planner.deployment import Paths
 
 
@@ -24,7 +24,7 @@ def test_every_cell_is_predicted_and_messages_make_it_slower():
 @pytest.mark.slow
 async def test_a_cell_is_measured():
     costs = replace(LOAD, pass_ms=3.0, step_ms=0.5)
-    async with lab(costs) as running:
+    async with deployed(costs) as running:
         for cell in (Cell(costs, 2, 2.0, "K = 4 ahead"), Cell(costs, 3, 0.0, "chosen")):
-            assert 0 < await running.tokens_per_s(cell, 10, repeats=1) < 1e4
+            assert 0 < await tokens_per_s(running, cell, 10, repeats=1) < 1e4
             assert {faults.latency_s for faults in running.proxy.faults.values()} == {cell.round_trip_ms / 2e3}

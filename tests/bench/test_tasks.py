@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ TRAINED = SmolLm2.in_cache().draft.parent
 """Of the repository."""
 
 
-def row(case: str, contender: str, rate: float) -> Row:
-    return Row(case, contender, [Run(1 / rate, [Answer([7])])])
+def rows_of(case: str, rates: Mapping[str, float]) -> list[Row]:
+    """Of contenders by name, in tokens per second. All are compared with the first one."""
+    rows: list[Row] = []
+    for contender, rate in rates.items():
+        rows.append(Row(case, contender, [Run(1 / rate, [Answer([7])])], first=rows[0] if rows else None))
+    return rows
 
 
 async def unasked(request: Any) -> Run:
@@ -68,7 +73,7 @@ def test_each_task_is_a_case_behind_one_that_warms_up() -> None:
 
 
 def test_the_speed_of_all_methods_at_once_is_shown_over_the_best_other_one() -> None:
-    rows = [row("qa", ALONE, 10.0), row("qa", "draft", 20.0), row("qa", "head", 15.0), row("qa", ALL, 30.0)]
+    rows = rows_of("qa", {ALONE: 10.0, "draft": 20.0, "head": 15.0, ALL: 30.0})
     *speeds, lengths = tasks.tables(Results(rows)).values()
     for table in speeds:
         assert list(table.columns[0].cells) == ["draft", "head", ALL, "all / best"]
@@ -88,7 +93,7 @@ def test_a_load_has_so_many_requests_and_its_methods_are_compared_with_their_own
     questions = [Question("", (f"{number}",)) for number in range(5)]
     case = load.case_of(4, [Contender(ALONE, unasked)], questions, repeats=1)
     assert [[question.turns[0] for question in turn] for turn in case.turns] == [list("0123"), list("4012")]
-    rows = [row("8", ALONE, 10.0), row("8", "lookup", 20.0), row("8", ALONE, 30.0), row("8", "draft", 45.0)]
+    rows = rows_of("8", {ALONE: 10.0, "lookup": 20.0}) + rows_of("8", {ALONE: 30.0, "draft": 45.0})
     assert load.over_alone(Results(rows), 160, with_formula=False) == {"lookup": {"8": 2.0}, "draft": {"8": 1.5}}
     assert "  formula, draft" in load.over_alone(Results(rows), 160, with_formula=True)
 

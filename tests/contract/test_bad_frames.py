@@ -127,7 +127,8 @@ async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
         statuses = await attack(role, address, 1000, random.Random(seed))
         assert statuses["OK"] > 20, "the frames are not all nonsense"
         assert statuses["INVALID_ARGUMENT"] > 20
-        assert not {"INTERNAL", "UNKNOWN", "INVALID_ARGUMENT without a field"} & statuses.keys(), statuses
+        faults = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT without a field"}
+        assert not faults & statuses.keys(), statuses
         after = await honest.ask(opens(2, seed=3))
         if is_target:
             assert (after.base, after.next_token) == (before.base, before.next_token)

@@ -20,11 +20,14 @@ import pytest
 
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
+from specdec.runner.loading import grammars
 from specdec.telemetry.prometheus import Scrape
+from target_service.language_model import LmVerifier
 from testing.raw import started
 from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
+from tests.parity.conftest import load
 
 TABLE = Table(vocab_size=4096)
 MODEL = "table-target"
@@ -80,6 +83,20 @@ async def serving(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
         ):
             yield Running(deployment, server, http)
+
+
+@asynccontextmanager
+async def serving_demo(tokenizer: str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway in front of the demo target, which knows grammars."""
+    runner = load("target", "float32")
+    verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
+    async with cluster([verifier], tokenizer=tokenizer) as deployment:
+        address = f"127.0.0.1:{deployment.orchestrator.port}"
+        async with (
+            started(GatewayServer(GatewaySettings(orchestrator=[address], **settings), Scrape())) as server,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
+        ):
+            yield http
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ async def test_a_proxy_may_keep_its_prefix_or_strip_it() -> None:
         assert (await running.http.get("/openapi.json")).json()["servers"] == [{"url": "/llm"}]
 
 
-async def test_refusals_of_browsers_questions_are_json_and_private_networks_are_allowed() -> None:
+async def test_refusals_of_browsers_questions_are_json_and_pages_by_name_may_call_a_private_network() -> None:
     asked = {"access-control-request-method": "POST", "access-control-request-private-network": "true"}
     async with serving(gateway={"allowed_origins": PAGE}) as running:
         options = running.http.options
@@ -83,6 +83,10 @@ async def test_refusals_of_browsers_questions_are_json_and_private_networks_are_
         assert "--allowed-origins" in refused.json()["error"]["message"]
         other = await options("/v1/completions", headers={"origin": PAGE, "access-control-request-method": "BREW"})
         assert (other.status_code, is_an_error(other.json())) == (400, True)
+    async with serving(gateway={"allowed_origins": "*"}) as running:
+        for question, status in ((asked, 400), ({"access-control-request-method": "POST"}, 200)):
+            response = await running.http.options("/v1/completions", headers={"origin": PAGE, **question})
+            assert response.status_code == status
     async with serving() as running:
         none = await running.http.options("/v1/completions", headers={"origin": PAGE, **asked})
         assert (none.status_code, is_an_error(none.json())) == (405, True)
@@ -190,6 +194,37 @@ async def test_a_stream_counts_by_how_it_ends(measured: InMemoryMetricReader) ->
         await running.cluster.settled()
         assert (await running.http.post("/v1/completions", json={**COMPLETION, "stream": True})).status_code == 200
         assert counted(measured) == {("completions", 504): 1, ("completions", 499): 1, ("completions", 200): 1}
+
+
+async def test_a_stream_whose_client_leaves_before_its_first_event_is_counted_and_closed(
+    measured: InMemoryMetricReader,
+) -> None:
+    body = json.dumps({**LONG, "stream": True}).encode()
+    messages, has_begun = [{"type": "http.request", "body": body}], asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await has_begun.wait()
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        has_begun.set()
+        await asyncio.sleep(60)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    async with serving(pass_s=0.02) as running:
+        await running.gateway._gateway.app()(scope, receive, send)  # type: ignore[arg-type]
+        assert counted(measured) == {("completions", 499): 1}
+        await running.cluster.settled(5.0)
+
+
+async def test_what_begins_after_the_end_of_a_server_is_ended_too() -> None:
+    async with serving(pass_s=0.02) as running:
+        running.gateway._gateway.end()
+        for stream in (False, True):
+            refused = await running.http.post("/v1/completions", json={**LONG, "stream": stream}, timeout=10)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"] == "this server is shutting down"
 
 
 def counted(reader: InMemoryMetricReader) -> dict[tuple[Any, Any], float]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from typing import Any
+
+from starlette.requests import Request
 
 from gateway.answers import Answer
 from tests.gateway.conftest import MODEL, serving, with_keys
@@ -214,6 +217,17 @@ async def test_a_full_server_says_when_to_come_again():
             assert int(refused.headers["retry-after"]) >= 1
             assert int(refused.headers["retry-after-ms"]) >= 1
         await running.cluster.settled()
+
+
+async def test_nothing_is_kept_of_requests_without_a_target() -> None:
+    async with serving() as running:
+        await running.cluster.targets[0].stop()
+        while (refused := await running.http.get("/v1/models")).status_code != 503:
+            await asyncio.sleep(0.01)
+        assert refused.json()["error"]["message"] == "no target is ready"
+        assert int(refused.headers["retry-after"]) == 1
+        gc.collect()
+        assert not [value for value in gc.get_objects() if type(value) is Request]
 
 
 async def test_a_timeout_is_not_tried_again():

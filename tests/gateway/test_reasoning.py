@@ -13,17 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.reasoning import ReasoningSplit
-from gateway.server import GatewayServer
-from gateway.settings import GatewaySettings
 from gateway.tools import Parser, Reasoning
-from specdec.runner.loading import grammars
-from specdec.telemetry.prometheus import Scrape
-from target_service.language_model import LmVerifier
-from tests.checkout import DEMO
-from tests.cluster import cluster
+from tests.gateway.conftest import serving_demo
 from tests.gateway.test_conversations import USER, with_template
 from tests.gateway.test_tools import TOOLS, Called, parsed
-from tests.parity.conftest import load
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% if enable_thinking is defined %}
@@ -43,6 +36,9 @@ CASES = [
     (True, "</think>Hello!", "", "Hello!"),
     (False, "<think>So.</think>\nHello!", "So.", "Hello!"),
     (False, "\n<think>So", "So", ""),
+    *((within, " " * 64 + "<think>So.</think>Hello!", "So.", "Hello!") for within in (True, False)),
+    (True, " " * 65 + "<think>So.</think>Hello!", " " * 65 + "<think>So.", "Hello!"),
+    (False, " " * 65 + "<think>So.</think>", "", " " * 65 + "<think>So.</think>"),
     (False, "Hello </think>!", "", "Hello </think>!"),
     (False, "<thin", "", "<thin"),
 ]
@@ -91,17 +87,8 @@ def test_what_follows_the_reasoning_may_be_a_call(parser: Parser, text: str) -> 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Of a gateway in front of the demo target, whose template opens the reasoning."""
-    runner = load("target", "float32")
-    verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
-    async with cluster([verifier], tokenizer=with_template(tmp_path, TEMPLATE)) as deployment:
-        address = f"127.0.0.1:{deployment.orchestrator.port}"
-        server = GatewayServer(GatewaySettings(orchestrator=[address], reasoning_format="think"), Scrape())
-        await server.start()
-        try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
-                yield client
-        finally:
-            await server.stop()
+    async with serving_demo(with_template(tmp_path, TEMPLATE), reasoning_format="think") as http:
+        yield http
 
 
 async def chat(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

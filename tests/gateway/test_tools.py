@@ -18,16 +18,9 @@ from hypothesis import strategies as st
 
 from gateway.call_finder import Format, Text, format_of
 from gateway.calls import Arguments, Call
-from gateway.server import GatewayServer
-from gateway.settings import GatewaySettings
 from gateway.tools import Parser, Part, Reasoning
-from specdec.runner.loading import grammars
-from specdec.telemetry.prometheus import Scrape
-from target_service.language_model import LmVerifier
-from testing.raw import started
 from tests.checkout import DEMO
-from tests.cluster import cluster
-from tests.parity.conftest import load
+from tests.gateway.conftest import serving_demo
 
 
 @dataclass(frozen=True)
@@ -214,6 +207,16 @@ def test_cutting_law(kind: Format | None, listed: bool, reasons: bool, text: str
     assert parsed(cut, pieces) == parsed(whole, [text])
 
 
+@pytest.mark.parametrize("properties", [None, [], "a", {"a": None}, {"a": []}])
+@pytest.mark.parametrize("types", [None, 5, {}, [{}], [5, "integer"]])
+def test_a_schema_that_is_none_says_nothing_of_an_argument(properties: Any, types: Any) -> None:
+    """Whatever a caller sends as one."""
+    text = "<function=f><parameter=a>3</parameter></function>"
+    for schema in (properties, {"a": {"type": types}}, {"a": {"anyOf": types}}, {"a": {"oneOf": [types]}}):
+        parser = Parser("qwen3_coder", tools={"f": {"type": "object", "properties": schema}})
+        assert parsed(parser, [text]) == [Called("f", '{"a": 3}')]
+
+
 FORMATS: list[tuple[Format, str]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "%s"}}</tool_call>'),
     ("llama3_json", '{"name": "f", "parameters": {"a": "%s"}}'),
@@ -255,6 +258,7 @@ LOOPS: list[tuple[Format, str, str, int]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "[", 200_000),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "1", 200_000),
     ("qwen3_coder", "<tool_call><function=f>", "<parameter=a>1</parameter>", 20_000),
+    ("hermes", "", " ", 200_000),
 ]
 
 
@@ -262,10 +266,15 @@ LOOPS: list[tuple[Format, str, str, int]] = [
 def test_a_model_that_repeats_itself_costs_as_much_as_its_text_is_long(
     kind: Format, begin: str, again: str, times: int
 ) -> None:
-    parser = Parser(kind)
-    started = time.process_time()
-    parsed(parser, [begin, *([again] * times), "x"])
-    assert time.process_time() - started < 20, "minutes, if each piece is a look at all of the text"
+    def seconds(times: int) -> float:
+        parser = Parser(kind, reasoning=True)
+        started = time.process_time()
+        for piece in itertools.chain([begin], itertools.repeat(again, times), ["x"]):
+            parser.feed(piece)
+        parser.end()
+        return time.process_time() - started
+
+    assert seconds(times) < 8 * seconds(times // 4), "16 times, if each piece is a look at all of the text"
 
 
 def test_the_format_is_the_templates() -> None:
@@ -278,15 +287,11 @@ def test_the_format_is_the_templates() -> None:
 @pytest.fixture
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     """Of a gateway in front of the demo target."""
-    runner = load("target", "float32")
-    verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
-    async with cluster([verifier], tokenizer=str(DEMO / "target")) as deployment:
-        settings = GatewaySettings(orchestrator=[f"127.0.0.1:{deployment.orchestrator.port}"])
-        async with (
-            started(GatewayServer(settings, Scrape())) as server,
-            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client,
-        ):
-            yield client
+    async with (
+        serving_demo(str(DEMO / "target")) as http,
+        openai.AsyncOpenAI(base_url=str(http.base_url.join("v1")), api_key="none") as client,
+    ):
+        yield client
 
 
 def tool(name: str, **properties: Any) -> Any:

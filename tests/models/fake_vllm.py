@@ -9,16 +9,30 @@ import torch
 
 from specdec.core.rounds import Logprobs
 from specdec.sampling.logprobs import logprobs_of
-from specdec.vllm.passes import Outcome, PromptLogprobsRequest, WorkerJob, WorkerSampler, num_kept, sampled_by
+from specdec.vllm.passes import (
+    Outcome,
+    Place,
+    PromptLogprobsRequest,
+    Proposer,
+    WorkerJob,
+    WorkerSampler,
+    num_kept,
+    sampled_by,
+)
 from tests.models.table_runner import TableRunner
 
 
 class FakeVllm:
-    """Texts as lists. A prompt takes a pass for each ``prompt_rows`` of its ids."""
+    """Texts as lists. A prompt takes a pass for each ``prompt_rows`` of its ids. ``proposal``: what drafts."""
 
-    max_chain, block_size, grammars = 4, 16, None
+    max_chain, block_size, grammars, drafting_s = 4, 16, None, 0.0
 
-    def __init__(self, table: TableRunner, sampler: WorkerSampler, prompt_rows: int = 512) -> None:
+    def __init__(
+        self, table: TableRunner, sampler: WorkerSampler, prompt_rows: int = 512, proposal: TableRunner | None = None
+    ) -> None:
+        self.proposer = Proposer("eagle3", {}) if proposal is not None else None
+        self.num_drafts: list[int | None] = []  # that the passes asked for
+        self._proposal = proposal
         self.texts: dict[str, list[int]] = {}
         self.short_of_memory = self.computes_nan = False
         self.longest = self.max_chain  # of a chain; vLLM cuts some, such as at the end of the context
@@ -53,8 +67,11 @@ class FakeVllm:
         del self.texts[key][kept:]
         return list(tail[kept - num_known :])
 
-    def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
+    def run(
+        self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None = None
+    ) -> tuple[dict[str, Outcome], int]:
         self.num_passes += 1
+        self.num_drafts.append(num_drafts)
         if self.short_of_memory:
             return {key: Outcome(no_memory=True) for key in chains}, 0
         outcomes, jobs = {}, []
@@ -67,11 +84,23 @@ class FakeVllm:
                 jobs.append(self._job(key, () if fresh else chain[: self.longest], extras.get(key)))
         for job, sampled in zip(jobs, sampled_by(self._sampler, jobs), strict=True):
             self.texts[job.key] += sampled.tokens
+            draft = self._draft(job.key, num_drafts or 0)
             if self._full(job.key):
                 self.remove(job.key)
             prompt_logprobs = self._prompt_logprobs.pop(job.key, None)
-            outcomes[job.key] = Outcome(tuple(sampled.tokens), sampled.extra, prompt_logprobs=prompt_logprobs)
+            outcomes[job.key] = Outcome(
+                tuple(sampled.tokens), sampled.extra, prompt_logprobs=prompt_logprobs, draft=draft
+            )
         return outcomes, sum(1 + len(job.chain) for job in jobs)
+
+    def _draft(self, key: str, num_tokens: int) -> tuple[int, ...]:
+        text: list[int] = list(self.texts[key])
+        base = len(text)
+        for _ in range(num_tokens):
+            assert self._proposal is not None
+            place = Place(key, len(text))
+            text += self._sampler.draft(self._proposal.logits_after(text)[None], [place]).tolist()  # type: ignore[attr-defined]
+        return tuple(text[base:])
 
     def _full(self, key: str) -> bool:
         return len(self.texts[key]) >= self._table.info.context_length

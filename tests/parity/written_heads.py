@@ -130,7 +130,7 @@ def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> Self
 
 def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:
     """All ids as the rows of a pass."""
-    return Segment(ids, range(-1, len(ids) - 1), 0, cache.block_table, (), exact=False)
+    return Segment.chain(ids, 0, cache.block_table, exact=False)
 
 
 class Text:
@@ -180,9 +180,8 @@ async def texts_alone(runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> 
     """The answer to each question, asked alone and without drafts. They are always the same, so they are asked once."""
     if not _alone:
         async with cluster([LmVerifier(runner)]) as running:
-            for fields in questions(prompts):
-                [answer] = await running.client.generate(**fields, num_draft_tokens=0)
-                _alone.append(answer.token_ids)
+            answers = [await running.client.generate(**fields, num_draft_tokens=0) for fields in questions(prompts)]
+        _alone.extend(answer.token_ids for [answer] in answers)
     return _alone
 
 

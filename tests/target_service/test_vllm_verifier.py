@@ -101,6 +101,53 @@ def test_its_logprobs_are_those_of_our_own_engine() -> None:
     assert on_it[0].logprobs.num_top == 3
 
 
+def test_what_the_target_drafts_itself_is_verified_in_its_next_pass() -> None:
+    """It begins and stops at any pass, beside chains from outside and texts that never want it."""
+    specs = [spec_of(sampling, method, 3 + index) for index, (sampling, method) in enumerate(SAMPLINGS)]
+    alone = [text[:20] for text in texts(on_vllm()[0], specs, 60)]
+    rng, (verifier, _) = random.Random(2), on_vllm(proposal=TableRunner(vocab_size=12, seed=4))
+    assert (verifier.info.self_draft, verifier.info.self_draft_nodes) == ("eagle3", 4)
+    states, ids = [verifier.open(spec) for spec in specs], [list(spec.token_ids) for spec in specs]
+    drafted = accepted = 0
+    for _ in range(40):
+        jobs = [
+            Job(
+                TargetOpen(spec, max_self_draft_nodes=4 * (index != 1)),
+                states[index],
+                tuple(ids[index]),
+                chain_of(rng, spec) if index == 1 or rng.random() < 0.2 else TokenTree(),
+            )
+            for index, spec in enumerate(specs)
+        ]
+        jobs = [job if job.tree or not job.open.max_self_draft_nodes else with_self_draft(rng, job) for job in jobs]
+        for index, (job, decision) in enumerate(zip(jobs, verifier.verify(jobs)[0], strict=True)):
+            assert isinstance(decision, Decision)
+            tree = decision.self_draft or job.tree
+            assert len(decision.self_draft) <= job.self_draft_nodes
+            drafted, accepted = drafted + len(decision.self_draft), accepted + len(decision.accepted)
+            ids[index] += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
+    # Under the methods that draw again for each round, the text depends on the rounds.
+    keyed = [index for index, spec in enumerate(specs) if spec.keyed_by_token]
+    assert [ids[index][:20] for index in keyed] == [alone[index] for index in keyed]
+    assert accepted > drafted / 3 > 0
+
+
+def with_self_draft(rng: random.Random, job: Job[Any]) -> Job[Any]:
+    return replace(job, self_draft_nodes=rng.choice((0, 2, 4)))
+
+
+def test_nothing_is_drafted_where_no_text_ever_wants_it() -> None:
+    verifier, fake = on_vllm(proposal=TableRunner(vocab_size=12, seed=4))
+    spec = spec_of()
+    never, later = (
+        job_of(verifier, spec),
+        Job(TargetOpen(spec, max_self_draft_nodes=4), verifier.open(spec), spec.token_ids),
+    )
+    for jobs in ([never], [never, later], [replace(later, self_draft_nodes=9)]):
+        verifier.verify([replace(job, ids=tuple(fake.texts.get(job.state.key, job.ids))) for job in jobs])
+    assert fake.num_drafts == [None, 0, fake.max_chain]
+
+
 def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
     assert tree.most_likely_chains() == [0, 2, 4]

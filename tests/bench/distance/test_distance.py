@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.distance.__main__ import TableCosts, cases_of, main, rows_of, served_tables, tables, three_ids
+from bench.distance.__main__ import cases_of, main, rows_of, tables, three_ids
 from bench.distance.formula import predictions
-from bench.distance.lab import lab
+from bench.distance.lab import TableCosts, lab, served_tables
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, Mode, sync
 from bench.distance.row import Outcomes, Row, Run
 from bench.distance.situations import ROUND_TRIPS_MS, Situation, situations
@@ -20,6 +21,7 @@ from bench.harness import runner
 from bench.harness.command import Common
 from bench.harness.runner import Answer, Results, measure
 from specdec.v1.generation_pb2 import SpeculationStats
+from tests.checkout import DEMO
 
 TOLD = SpeculationStats(
     num_rounds=5,
@@ -100,6 +102,30 @@ def test_the_tables_have_a_line_per_row_and_fit_a_terminal():
         assert table.row_count == len(results.rows) + len(plan)
         Console(file=shown, width=80).print(table)
     assert "…" not in shown.getvalue(), "something was cut"
+
+
+class Still:
+    """A deployment that answers at once, wherever its draft is."""
+
+    def __init__(self):
+        self.endpoints = {"near": self, "ahead": self}
+
+    def move_draft(self, round_trip_ms):
+        pass
+
+    def asks(self, **fields):
+        async def ask(request):
+            return runner.Run(1.0, [Answer([0] * 10, stats=TOLD) for _ in request.prompts])
+
+        return ask
+
+
+def test_the_rows_of_the_figures_name_the_pair_that_was_measured(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr("bench.distance.__main__.lab", lambda served, num_ahead_tokens: nullcontext(Still()))
+    pair = {"target": str(DEMO / "target"), "draft": [str(DEMO / "draft")]}
+    main(Common(**pair, temperature=[1.0], json=tmp_path / "json"), quick=True)
+    written = json.loads((tmp_path / "json").read_text())
+    assert {row["pair"] for row in written["distances"]} == {pair["target"]}
 
 
 def fast() -> TableCosts:

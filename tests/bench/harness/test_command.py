@@ -14,6 +14,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize(
+    ("module", "command"), [("bench.chaos", "specdec chaos"), ("bench.gateway", "specdec bench gateway")]
+)
+def test_help_names_the_command_as_it_is_typed(module, command):
+    shown = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True).stdout
+    assert f"Usage: {command} [OPTIONS]" in shown
+
+
 def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench.harness.command import Common
 from bench.harness.questions import Question
-from bench.harness.report import Lines, Panel, by_case, compare, finish, heat_of, matrix, usual_columns
+from bench.harness.report import USUAL_COLUMNS, Lines, Panel, by_case, compare, finish, heat_of, matrix
 from bench.harness.runner import Answer, Case, Contender, Request, Results, Row, Run
 from specdec.v1.generation_pb2 import SpeculationStats
 
@@ -24,8 +24,9 @@ def run(seconds: float, rounds: int = 0, drafted: int = 0) -> Run:
 
 
 def results(differing: list[str]) -> Results:
-    rows = [Row("1 request", "alone", [run(1.0, 20)], 1), Row("1 request", "draft", [run(0.5, 11, 40)], 1)]
-    return Results(rows, differing, num_compared=2)
+    alone = Row("1 request", "alone", [run(1.0, 20)], 1)
+    draft = Row("1 request", "draft", [run(0.5, 11, 40)], 1, first=alone)
+    return Results([alone, draft], differing, num_compared=2)
 
 
 def lines_of(table: object, width: int = 80) -> list[str]:
@@ -45,12 +46,12 @@ def test_a_matrix_of_many_methods_and_13_tasks_fits_80_columns() -> None:
 
 def test_a_line_has_its_figures_and_a_column_without_any_is_left_out() -> None:
     measured = results([])
-    shown = [line.split() for line in lines_of(by_case(measured, usual_columns(measured)))]
+    shown = [line.split() for line in lines_of(by_case(measured, USUAL_COLUMNS))]
     assert shown[0] == ["tokens/s", "over", "first", "per", "pass", "drafted", "accepted", "same"]
     assert shown[1] == ["1", "request"]
     assert shown[3] == ["draft", "40.0", "2.00", "x", "1.82", "4.0", "0.50", "1/1"]
     plain = Results([Row("", "alone", [run(1.0)], 1)])
-    assert lines_of(by_case(plain, usual_columns(plain)))[0].split() == ["tokens/s", "over", "first", "same"]
+    assert lines_of(by_case(plain, USUAL_COLUMNS))[0].split() == ["tokens/s", "over", "first", "same"]
 
 
 @pytest.mark.parametrize("differing", [[], ["1 request, draft: 'Why?'"]])

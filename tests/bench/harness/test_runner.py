@@ -89,15 +89,15 @@ async def test_a_text_that_differs_is_named_even_in_a_warm_up() -> None:
     assert [row.num_same for row in results.rows] == [1, 0, 0]
 
 
-async def test_texts_are_compared_by_ids_where_both_have_them() -> None:
-    async def with_ids(request: Request) -> Run:
-        return Run(1.0, [Answer([1], "one spelling")])
+async def test_an_answer_without_tokens_differs_from_one_whose_tokens_have_no_text() -> None:
+    def answers(ids: list[int]) -> Ask:
+        async def ask(request: Request) -> Run:
+            return Run(1.0, [Answer(ids)])
 
-    async def without_ids(request: Request) -> Run:
-        return Run(1.0, [Answer([], "one spelling")])
+        return ask
 
-    case = Case("", [[Question("", ("?",))]], contenders({"a": with_ids, "b": without_ids}))
-    assert not (await results_of([case])).differing
+    case = Case("", [[Question("", ("?",))]], contenders({"a": answers([1]), "b": answers([])}))
+    assert (await results_of([case])).differing
 
 
 def test_a_figure_is_the_median_over_turns_next_to_the_first_contender() -> None:
@@ -105,9 +105,9 @@ def test_a_figure_is_the_median_over_turns_next_to_the_first_contender() -> None
         return Run(seconds, [Answer([0] * 20, stats=SpeculationStats(num_rounds=rounds))])
 
     alone = Row("qa", "alone", [run(1.0, 20), run(2.0, 20), run(4.0, 20)])
-    draft = Row("qa", "draft", [run(0.5, 10), run(1.0, 10), run(400.0, 5)])
-    assert draft.over(alone) == 2.0
-    assert draft.over_in_all(alone) == pytest.approx(7 / 401.5)
+    draft = Row("qa", "draft", [run(0.5, 10), run(1.0, 10), run(400.0, 5)], first=alone)
+    assert (draft.over_first, alone.over_first) == (2.0, 1.0)
+    assert draft.over_first_in_all == pytest.approx(7 / 401.5)
     assert draft.tokens_per_pass == pytest.approx((2 + 2 + 4) / 3)
     assert alone.tokens_per_s == 10.0
 
@@ -119,6 +119,12 @@ def test_lookup_tokens_are_no_draft_tokens() -> None:
     assert row.acceptance == 0.5
     assert row.per_round("num_draft_tokens") - row.per_round("num_lookup_tokens") == 2.0
     assert Row("", "", [Run(1.0, [Answer([0])])]).acceptance == 0
+
+
+async def test_cases_of_one_name_are_each_compared_with_a_first_contender_of_their_own() -> None:
+    asks = ({"alone": Echo(), "lookup": Echo(seconds=0.5)}, {"alone": Echo(seconds=2.0), "draft": Echo(seconds=0.5)})
+    results = await results_of([Case("8", [[Question("qa", ("?",))]], contenders(of_case)) for of_case in asks])
+    assert [row.over_first for row in results.rows] == [1.0, 2.0, 1.0, 4.0]
 
 
 def test_a_case_at_several_temperatures_is_named_by_them_and_finds_nothing_of_another_one() -> None:

@@ -1,15 +1,18 @@
 """A request goes on at another orchestrator, or after its client read nothing for long, with nothing lost."""
 
+from array import array
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
 from specdec.client import Client, Sample
 from specdec.core.errors import ModelMismatch
+from specdec.v1 import common_pb2
 from testing.patience import eventually
 from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster, read_narrowly
 from tests.models import table_reader
+from tests.orchestrator.api.test_request import read, refused
 
 TABLE = Table(vocab_size=64)
 REQUEST = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=50, seed=11)
@@ -152,3 +155,15 @@ async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_sam
         assert sample.token_ids == expected.token_ids
         assert sample.finish.speculation.num_replays > 0
         await running.settled()
+
+
+def test_an_output_is_resumed_where_tokens_that_a_client_lacks_are_drawn_as_before():
+    """Under token and block verification they would be drawn with other noise, and which of them a client lacks
+    depends on what they are: text is held back that may begin a stop string."""
+    received = dict(resume={0: {"token_ids": [1, 2]}}, seed=5)
+    for method in (common_pb2.VERIFICATION_METHOD_TOKEN, common_pb2.VERIFICATION_METHOD_BLOCK):
+        assert refused(verification=method, **received).keys() == {"resume[0]"}
+        assert refused(verification=method, temperature=0.5, **received).keys() == {"resume[0]"}
+        assert read(verification=method, temperature=0.0, **received).resume == {0: array("I", [1, 2])}
+        assert read(verification=method, resume={0: {}}, seed=5).resume == {0: array("I")}
+    assert read(verification=common_pb2.VERIFICATION_METHOD_COUPLED, **received).resume == {0: array("I", [1, 2])}
