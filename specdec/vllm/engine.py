@@ -1,6 +1,6 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
-All that touches vLLM's private parts is in this file and in worker.py, which are written for one minor version of vLLM.
+What touches vLLM's private parts is here, in worker.py and in worker_drafts.py, written for one minor version of vLLM.
 Three seams are vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens.
 Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
