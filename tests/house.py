@@ -21,7 +21,7 @@ from tests.checkout import ROOT
 
 BUDGETS = {
     "specdec": 15_650,
-    "orchestrator": 7_720,
+    "orchestrator": 7_730,
     "target_service": 3_470,
     "draft_service": 2_285,
     "gateway": 3_860,
@@ -72,7 +72,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 2000
+MAX_LINES_OF_DOCS = 2015
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]
