@@ -64,7 +64,7 @@ class ResponsesAnswer:
         self._reasoning = _SUMMARY if body.reasoning and body.reasoning.summary else _REASONING
         self._output: list[dict[str, Any]] = []
         self._writing: _Writing | None = None
-        self._waiting_logprobs: list[Any] = []  # of tokens whose text is not there yet
+        self._waiting_logprobs: list[Any] = []  # of tokens without a text so far
         self._num_events = 0
         self._is_cut = False
         self._response: dict[str, Any] = {

@@ -24,10 +24,10 @@ BUDGETS = {
     "orchestrator": 7_730,
     "target_service": 3_470,
     "draft_service": 2_285,
-    "gateway": 3_860,
+    "gateway": 4_370,
     "bench": 6_975,
     "testing": 2_605,
-    "tests": 42_210,
+    "tests": 42_560,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

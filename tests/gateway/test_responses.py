@@ -115,7 +115,7 @@ async def test_a_response_is_the_answer_of_the_chat_whole_and_by_events() -> Non
 def answered(
     pieces: Sequence[str], parser: Parser, reason: int = generation_pb2.FINISH_REASON_STOP, **fields: Any
 ) -> tuple[list[dict[str, Any]], Response]:
-    """The events of an answer whose text comes in pieces, and the response as OpenAI's client reads it."""
+    """The events of an answer in pieces, and the response as OpenAI's client reads it."""
     body = ResponsesBody.model_validate(BODY | fields)
     answer = ResponsesAnswer(body, Answer(chat_of(body), 1, "request", "model", lambda: parser))
     messages = [generation_pb2.GenerateResponse(admission=generation_pb2.Admission())]
@@ -304,7 +304,7 @@ async def test_a_stream_that_breaks_ends_with_a_response_that_has_failed(monkeyp
 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a gateway in front of the demo target, whose template opens the reasoning."""
+    """Of a gateway in front of the demo target; its template opens the reasoning."""
     async with serving_demo(with_template(tmp_path, TEMPLATE), reasoning_format="think") as http:
         yield http
 
