@@ -27,18 +27,16 @@ from starlette.staticfiles import StaticFiles
 from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from gateway.call_finder import SPECIAL, Format, format_of
 from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable, unknown_model
 from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
 from gateway.reading import Bodies
 from gateway.responses_answer import ResponsesAnswer
-from gateway.responses_body import ResponsesBody, ResponsesChat, chat_of
+from gateway.responses_body import ResponsesBody
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
-from gateway.structure import NamedChoice
-from gateway.tools import Parser
+from gateway.tools import Formats, Parser
 from gateway.waiting import Waiting, shutting_down
 from specdec.client import Client
 from specdec.core.errors import PermissionDenied, SpecdecError, Unauthenticated
@@ -69,6 +67,7 @@ class Gateway:
         self._settings = settings
         self._metrics = Metrics()
         self._scrape = scrape
+        self._formats = Formats(settings.tool_format, settings.reasoning_format == "think")
         self._bodies = Bodies(settings.accept_unknown_fields)
         self._waiting = Waiting()
         self._scrape_key: str | None = None  # the last one that an orchestrator took
@@ -121,40 +120,12 @@ class Gateway:
 
     async def _chat(self, request: Request) -> Response:
         body, fields = await self._read(request, ChatBody, translation.of_chat)
-        return await self._generate(request, body, [self._with_formats(body, fields)])
+        return await self._generate(request, body, [self._formats.asked(body, fields)])
 
     async def _responses(self, request: Request) -> Response:
-        def translate(body: ResponsesBody) -> tuple[ResponsesChat, dict[str, Any]]:
-            chat = chat_of(body)
-            return chat, translation.of_chat(chat)
-
-        body, (chat, fields) = await self._read(request, ResponsesBody, translate)
-        return await self._generate(
-            request, chat, [self._with_formats(chat, fields)], kind=partial(ResponsesAnswer, body)
-        )
-
-    def _with_formats(self, body: ChatBody, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a request, with what reading its answer needs."""
-        if self._reads_calls(body) and self._settings.tool_format in ("auto", *SPECIAL):
-            fields.setdefault("skip_special_tokens", False)  # some formats are made of them
-        return fields | {"reasoning": self._settings.reasoning_format == "think"}
-
-    @staticmethod
-    def _reads_calls(body: ChatBody) -> bool:
-        """Whether calls are found in the text of the answer."""
-        return bool(body.tools) and body.tool_choice in (None, "auto")
-
-    def _parser(self, body: ChatBody) -> Callable[[], Parser]:
-        """Of one answer's text."""
-        kind: Format | None = None
-        if self._reads_calls(body):
-            setting = self._settings.tool_format
-            kind = format_of(self._template) if setting == "auto" else setting
-        named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else ""
-        reasons = self._settings.reasoning_format == "think"
-        is_listed = bool(body.tools) and body.tool_choice == "required"
-        tools = {tool.function.name: tool.function.parameters for tool in body.tools or ()}
-        return partial(Parser, kind, named=named, listed=is_listed, reasoning=reasons, tools=tools)
+        body, (chat, fields) = await self._read(request, ResponsesBody, translation.of_responses)
+        requests = [self._formats.asked(chat, fields)]
+        return await self._generate(request, chat, requests, kind=partial(ResponsesAnswer, body))
 
     async def _generate(
         self,
@@ -167,7 +138,7 @@ class Gateway:
         model = await self._checked_model(request, body.model)
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
-        parser = self._parser(body) if isinstance(body, ChatBody) else Parser
+        parser = self._formats.parser(body, self._template) if isinstance(body, ChatBody) else Parser
         answer = kind(Answer(body, len(requests), request_id, model, parser))
         source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):

@@ -21,6 +21,7 @@ from gateway.bodies import (
     ToolCall,
 )
 from gateway.errors import HttpError
+from gateway.responses_body import ResponsesBody, ResponsesChat, chat_of
 from gateway.structure import Tool
 from specdec.core.errors import InvalidArgument
 from specdec.core.sequence import Method
@@ -97,6 +98,12 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
         "structured_outputs": structure.grammar_of_outputs(body.structured_outputs),
     }
     return fields | structure.only_grammar({body.NAMES.get(name, name): form for name, form in grammars.items()})
+
+
+def of_responses(body: ResponsesBody) -> tuple[ResponsesChat, dict[str, Any]]:
+    """The chat that it stands for, and the fields of its request."""
+    chat = chat_of(body)
+    return chat, of_chat(chat)
 
 
 def of_tokenize(body: TokenizeBody) -> dict[str, Any]:

@@ -24,7 +24,7 @@ BUDGETS = {
     "orchestrator": 7_730,
     "target_service": 3_470,
     "draft_service": 2_285,
-    "gateway": 4_370,
+    "gateway": 4_380,
     "bench": 6_975,
     "testing": 2_605,
     "tests": 42_560,

@@ -266,7 +266,7 @@ def test_no_bad_shape_of_a_field_is_a_defect() -> None:
     refused: list[tuple[dict[str, Any], HttpError]] = []
     for body in bodies:
         try:
-            translation.of_chat(chat_of(parsed(json.dumps(body).encode(), ResponsesBody, False)))
+            translation.of_responses(parsed(json.dumps(body).encode(), ResponsesBody, False))
         except HttpError as error:
             refused.append((body, error))
     for body, error in refused:
