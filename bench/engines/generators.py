@@ -1,4 +1,4 @@
-"""vLLM's own generate as contenders, each in a process of its own (bench.engines.in_vllm)."""
+"""vLLM without our services as contenders, each in a process of its own (bench.engines.in_vllm)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +15,6 @@ from bench.harness.runner import Answer, Request, Run
 from bench.peers import before_end
 from specdec.cli.processes import StartError, environment, python_command
 
-HOW = ("generate", "draft_model", "ngram")
 _LINE_BYTES = 1 << 24
 _STOP_TIMEOUT_S = 30.0
 _TAIL_CHARACTERS = 2000
@@ -27,14 +27,20 @@ class Generator:
         self._process, self._log, self._end_token_ids = process, log, list(end_token_ids)
 
     async def ask(self, request: Request) -> Run:
-        """All prompts at once. Raises StartError if the process has ended."""
+        """Prompts of a window. Raises StartError if the process has ended."""
+        assert request.window is not None
         prompts = [list(prompt["token_ids"]["token_ids"]) for prompt in request.prompts]
-        asked = {"prompts": prompts, "max_tokens": request.max_tokens, "end_token_ids": self._end_token_ids}
+        asked = {
+            "prompts": prompts,
+            "max_tokens": [request.max_tokens_of(index) for index in range(len(prompts))],
+            "end_token_ids": self._end_token_ids,
+            **asdict(request.window),
+        }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         answered = await self.answer()
-        outputs = [before_end(output, self._end_token_ids) for output in answered["outputs"]]
-        return Run(answered["seconds"], [Answer(output) for output in outputs])
+        texts = [(before_end(output["ids"], self._end_token_ids), output["is_cut"]) for output in answered["outputs"]]
+        return Run(answered["seconds"], [Answer(text, is_cut=is_cut) for text, is_cut in texts])
 
     async def answer(self) -> Any:
         assert self._process.stdout is not None
@@ -51,7 +57,7 @@ def _tail(log: IO[bytes]) -> str:
 async def running(
     target: str, draft: str, how: str, threads: int, num_draft_tokens: int, *, end_token_ids: Sequence[int]
 ) -> AsyncIterator[Generator]:
-    """vLLM with the model loaded. ``how``: see HOW. Raises StartError."""
+    """vLLM with the model loaded. ``how``: alone, draft_model or ngram. Raises StartError."""
     command = python_command("bench.engines.in_vllm", target, draft, how)
     with tempfile.NamedTemporaryFile(prefix="specdec-vllm-", suffix=".log") as log:
         process = await asyncio.create_subprocess_exec(

@@ -6,8 +6,6 @@ from bench.harness.command import Common
 from bench.harness.deployment import Processes
 from bench.harness.methods import Serving
 
-ENGINES = ("torch", "vllm")
-
 _FLAGS: dict[str, tuple[str, ...]] = {
     "torch": (),
     # The share of memory is only what vLLM asks for at its start: the KV slots are named.

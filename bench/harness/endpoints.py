@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import httpx2 as httpx
 
-from bench.harness.runner import Answer, Ask, Request, Run
-from specdec.client import Client
+from bench.harness.runner import Answer, Ask, Request, Run, Window
+from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
-from specdec.v1.generation_pb2 import SpeculationStats
+from specdec.v1.generation_pb2 import GenerateResponse, SpeculationStats
 
 
 class Endpoint(Protocol):
@@ -26,25 +27,60 @@ class OverGrpc:
         self._client, self._salted = client, salted
 
     def asks(self, **fields: Any) -> Ask:
-        async def answer(prompt: Mapping[str, Any], seed: int, request: Request) -> Answer:
-            [sample] = await self._client.generate(
-                **prompt,
-                **fields,
-                max_tokens=request.max_tokens,
-                temperature=request.temperature,
-                seed=seed,
-                cache_salt=request.salt if self._salted else "",
-            )
-            return Answer(list(sample.token_ids), sample.text, sample.finish.speculation)
+        def asked(request: Request, index: int) -> dict[str, Any]:
+            sampling = {"temperature": request.temperature, "seed": request.seed + index}
+            salt = request.salt if self._salted else ""
+            limits = {"max_tokens": request.max_tokens_of(index), "cache_salt": salt}
+            return {**request.prompts[index], **fields, **sampling, **limits}
+
+        async def answer(request: Request, index: int) -> Answer:
+            [sample] = await self._client.generate(**asked(request, index))
+            return _answer_of(sample)
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(prompt, seed, request) for prompt, seed in _seeded(request)])
+            if request.window is None:
+                return await _timed([answer(request, index) for index in range(len(request.prompts))])
+            streams = (self._client.stream(**asked(request, index)) for index in range(len(request.prompts)))
+            return await _in_window(streams, request.window)
 
         return ask
 
 
+def _answer_of(sample: Sample) -> Answer:
+    return Answer(list(sample.token_ids), sample.text, sample.finish.speculation, is_cut=not sample.finished)
+
+
+async def _in_window(streams: Iterator[AsyncGenerator[GenerateResponse, None]], window: Window) -> Run:
+    """Raises SpecdecError."""
+    samples: list[Sample] = []
+
+    async def answer_one_by_one() -> None:
+        for stream in streams:
+            samples.append(sample := Sample())
+            async with aclosing(stream) as responses:
+                async for response in responses:
+                    if response.HasField("chunk"):
+                        sample.add(response.chunk)
+                        if sum(len(sample.token_ids) for sample in samples) >= window.num_tokens:
+                            return
+
+    started = time.perf_counter()
+    places = [asyncio.create_task(answer_one_by_one()) for _ in range(window.num_live)]
+    try:
+        # A place is empty once there are enough tokens, after an error, or without a further prompt.
+        empty, _ = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
+        seconds = time.perf_counter() - started
+        for place in empty:
+            place.result()
+        return Run(seconds, [_answer_of(sample) for sample in samples])
+    finally:
+        for place in places:
+            place.cancel()
+        await asyncio.gather(*places, return_exceptions=True)
+
+
 class OverHttp:
-    """``http`` has the gateway's base URL, and the API key if one is needed."""
+    """Knows no windows. ``http`` has the gateway's base URL, and the API key if one is needed."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
