@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from bench.engines import parity
-from bench.engines.comparisons import DEPLOYED, Comparison, comparisons_of, started
+from bench.engines.comparisons import Comparison, comparisons_of, started
 from bench.harness.command import Common, Dtype, run_comparison
 from bench.harness.models import Models, PairName
 from bench.harness.report import (
@@ -45,7 +45,7 @@ _WHOLE_ANSWERS = 2
 _MEAN_TOKENS = 8
 """Of an answer at least: so short they may be before a window has no further prompt."""
 _PROMPTS_OF_PARITY = 40
-_LEGEND = f"over vLLM: likewise, over the first line of vLLM itself; {USUAL_LEGEND}"
+_LEGEND = f"Behind the names: requests at any time; over vLLM: as over first, but vLLM's first line; {USUAL_LEGEND}"
 
 
 def case_of(
@@ -55,7 +55,7 @@ def case_of(
     window = Window(load, _WHOLE_ANSWERS * max_tokens * load)
     num_prompts = load + window.num_tokens // _MEAN_TOKENS
     turns = [windows.questions(num_prompts, _PROMPT_TOKENS) for _ in range(1 + repeats)]
-    return Case(f"{name}, {load} at a time", turns, contenders, num_warm_ups=1, salt=f"{load}", window=window)
+    return Case(f"{name}, {load}", turns, contenders, num_warm_ups=1, salt=f"{load}", window=window)
 
 
 def columns(results: Results) -> Columns:
@@ -65,7 +65,8 @@ def columns(results: Results) -> Columns:
         peer = next((peer for peer in results.of(row.case) if peer.contender.startswith("vLLM")), None)
         return f"{row.over(peer):.2f} x" if peer else ""
 
-    return {"tokens/s": USUAL_COLUMNS["tokens/s"], "over vLLM": over_vllm} | USUAL_COLUMNS
+    usual = {name: show for name, show in USUAL_COLUMNS.items() if name != "accepted"}  # 80 columns are full
+    return {"tokens/s": usual.pop("tokens/s"), "over vLLM": over_vllm, **usual}
 
 
 def main(
@@ -74,7 +75,7 @@ def main(
         bool, typer.Option("--parity", help="compare texts of engine vllm with engine torch and transformers")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="comparisons that begin so, like vllm or vllm-draft; may be repeated")
+        list[str] | None, typer.Option(help="comparisons that begin so, like vllm or torch-draft; may be repeated")
     ] = None,
     requests: Annotated[str, typer.Option(help="numbers of concurrent requests, separated by commas")] = "1,4,16",
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="draft tokens per round, unless adaptive")] = 4,
@@ -96,7 +97,7 @@ def main(
             if compare_texts:
                 _compare_texts(models, common, console, num_prompts=prompts, max_tokens=max_tokens)
                 return
-            comparisons = [Comparison(DEPLOYED)] if common.is_running else comparisons_of(models, only or [""])
+            comparisons = [Comparison("as-deployed")] if common.is_running else comparisons_of(models, only or [""])
         except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error

@@ -6,50 +6,57 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from bench.engines import generators
-from bench.engines.serving import serving
+from bench.engines.in_vllm import InVllm
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
 from bench.harness.endpoints import Endpoint
-from bench.harness.methods import ALONE, Method, with_models
+from bench.harness.methods import ALONE, Method, Serving, with_models
 from bench.harness.models import Models
 from bench.harness.runner import Contender
 from specdec.runner.checkpoint import Checkpoint
 
-DEPLOYED, _INNER_DRAFT = "as-deployed", "draft-in-target"
-PEERS = {
-    "vllm-lookup": ("alone", "ngram"),
-    "vllm-draft": ("draft_model",),
-    f"vllm-{_INNER_DRAFT}": ("draft_model",),
-    "torch-lookup": ("alone",),
-    DEPLOYED: ("alone",),
+_INNER_DRAFT = "inner-draft"
+_IN_VLLM = {"lookup": ("alone", "ngram"), "draft": ("draft_model",), _INNER_DRAFT: ("draft_model",)}
+"""What vLLM does in the same way, by method."""
+_FLAGS = {
+    "torch": (),
+    # The share of memory is only what vLLM asks for at its start: the KV slots are named.
+    "vllm": (
+        *("--vllm.enforce-eager", "--memory-fraction=0.1"),
+        *("--vllm.max-num-seqs=16", "--vllm.max-model-len=2048"),
+    ),
 }
-"""The ways of vLLM in a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Our services on an engine, with a method; those that are running have no engine."""
+    """Our services with an engine and a method, or without an engine those that are running; and ways of vLLM."""
 
     name: str
     engine: str = ""
     method: Method = field(default_factory=Method)
+    in_vllm: Sequence[str] = ("alone",)
 
 
-def comparisons_of(models: Models, only: Sequence[str] = ("",)) -> list[Comparison]:
+def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
     """Those whose names begin with one of ``only``, with the first draft and the first head. Raises ValueError if there
     are none."""
     methods = with_models(replace(models, drafts=models.drafts[:1], heads=models.heads[:1]))
-    of_vllm = methods | {_INNER_DRAFT: Method(f"--head={draft}") for draft in models.drafts[:1]}
+    served = [(engine, name, method) for engine in ("vllm", "torch") for name, method in methods.items()]
+    served += [("vllm", _INNER_DRAFT, Method(f"--head={draft}")) for draft in models.drafts[:1]]
     comparisons = [
-        Comparison(f"{engine}-{name}", engine, method)
-        for engine, of_engine in (("vllm", of_vllm), ("torch", methods))
-        for name, method in of_engine.items()
+        Comparison(f"{engine}-{name}", engine, method, _IN_VLLM.get(name, ())) for engine, name, method in served
     ]
-    if chosen := [comparison for comparison in comparisons if comparison.name.startswith(tuple(only))]:
-        return chosen
-    names = ", ".join(comparison.name for comparison in comparisons)
-    raise ValueError(f"no comparison begins with {' or '.join(only)}; there are {names}")
+    chosen = [comparison for comparison in comparisons if comparison.name.startswith(tuple(only))]
+    if not chosen:
+        names = ", ".join(comparison.name for comparison in comparisons)
+        raise ValueError(f"no comparison begins with {' or '.join(only)}, but there are {names}")
+    return chosen
+
+
+def serving(processes: Processes, common: Common, target: str, engine: str) -> Serving:
+    """Our services with an engine."""
+    return Serving(processes, common, target, flags=(f"--engine={engine}", *_FLAGS[engine]))
 
 
 def of_services(alone: Endpoint, drafting: Endpoint, num_draft_tokens: int | None, is_exact: bool) -> list[Contender]:
@@ -70,18 +77,19 @@ async def started(
     comparison: Comparison, models: Models, common: Common, num_draft_tokens: int
 ) -> AsyncIterator[list[Contender]]:
     """Its contenders, the target alone first. Raises StartError."""
-    ends = Checkpoint.find(models.target, "float32").info.eos_token_ids
+    ends = tuple(Checkpoint.find(models.target, "float32").info.eos_token_ids)
     async with AsyncExitStack() as stack:
-        if comparison.name == DEPLOYED:
-            endpoint = await stack.enter_async_context(common.endpoint())
-            contenders = of_services(endpoint, endpoint, num_draft_tokens, is_exact=False)
-        else:
-            services = serving(await stack.enter_async_context(Processes()), common, models.target, comparison.engine)
+        if comparison.engine:
+            processes = await stack.enter_async_context(Processes())
+            services = serving(processes, common, models.target, comparison.engine)
             alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
             number = None if comparison.method == Method() else num_draft_tokens
             contenders = of_services(alone, drafting, number, is_exact=comparison.engine == "torch")
-        for how in PEERS.get(comparison.name, ()):
+        else:
+            endpoint = await stack.enter_async_context(common.endpoint())
+            contenders = of_services(endpoint, endpoint, num_draft_tokens, is_exact=False)
+        for how in comparison.in_vllm:
             draft = models.draft if how == "draft_model" else ""
-            peer = generators.running(models.target, draft, how, common.threads, num_draft_tokens, end_token_ids=ends)
-            contenders.append(Contender(f"vLLM {how}", (await stack.enter_async_context(peer)).ask))
+            vllm = InVllm(models.target, draft, how, common.threads, num_draft_tokens, ends)
+            contenders.append(Contender(f"vLLM {how}", await stack.enter_async_context(vllm.running())))
         yield contenders

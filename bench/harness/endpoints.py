@@ -86,9 +86,10 @@ class OverHttp:
         self._http = http
 
     def asks(self, **fields: Any) -> Ask:
-        async def answer(prompt: Mapping[str, Any], seed: int, request: Request) -> Answer:
-            path, body = _body(prompt)
-            body |= {**fields, "max_tokens": request.max_tokens, "temperature": request.temperature, "seed": seed}
+        async def answer(request: Request, index: int) -> Answer:
+            path, body = _body(request.prompts[index])
+            body |= {**fields, "max_tokens": request.max_tokens, "temperature": request.temperature}
+            body["seed"] = request.seed + index
             body |= {"cache_salt": request.salt, "return_token_ids": True, "return_origins": True}
             try:
                 response = await self._http.post(path, json=body)
@@ -99,13 +100,9 @@ class OverHttp:
             return _answer(response.json())
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(prompt, seed, request) for prompt, seed in _seeded(request)])
+            return await _timed([answer(request, index) for index in range(len(request.prompts))])
 
         return ask
-
-
-def _seeded(request: Request) -> list[tuple[Mapping[str, Any], int]]:
-    return [(prompt, request.seed + index) for index, prompt in enumerate(request.prompts)]
 
 
 async def _timed(answers: Sequence[Coroutine[Any, Any, Answer]]) -> Run:
