@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_540,
+    "specdec": 15_630,
     "orchestrator": 7_720,
     "target_service": 3_470,
-    "draft_service": 2_260,
+    "draft_service": 2_285,
     "gateway": 3_860,
     "bench": 6_950,
     "testing": 2_605,
-    "tests": 41_950,
+    "tests": 42_210,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -166,7 +166,8 @@ class Adaptive:
 
     def _expected_of_self_draft(self, most: int) -> list[float]:
         """Tokens of a round by the number of self-draft nodes, at most ``most``."""
-        return expected_tokens(tree_chances(self._self_draft_acceptance.of_ranks), most)
+        chances = chain_chances if self._chains else tree_chances
+        return expected_tokens(chances(self._self_draft_acceptance.of_ranks), most)
 
     def _expected(self, chances: Iterator[float]) -> list[float]:
         """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""

@@ -1,6 +1,6 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
-All that touches vLLM's private parts is in this file and in worker.py, which are written for one minor version of vLLM.
+What touches vLLM's private parts is here, in worker.py and in worker_drafts.py, written for one minor version of vLLM.
 Three seams are vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens.
 Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
@@ -107,8 +107,9 @@ class VllmEngine:
         self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None = None
     ) -> tuple[dict[str, Outcome], int]:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
-        chain. ``num_drafts``: tokens that the model drafts after each; 0: the proposer only takes the pass in; None: it
-        does not even do that, and drafts worse later. Returns what came of each, and the number of rows."""
+        chain. ``num_drafts``: tokens that the model, or its proposer, drafts after each text; 0: the proposer only
+        takes the pass in; None: it does not even do that, and drafts worse later. Returns what came of each, and the
+        number of rows."""
         torch.get_num_threads()  # tells OpenMP in this thread, which vLLM's kernels ask by themselves
         chosen = dict(itertools.islice(chains.items(), self._max_sequences))
         self._scheduler.begin(chosen, extras, num_drafts=num_drafts)
@@ -239,6 +240,8 @@ class PassScheduler(Scheduler):
     def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None) -> None:
         """Name the sequences of the next pass."""
         self._chains, self._extras, self._num_drafts = chains, extras, num_drafts
+        # Slots after each text for what is drafted there. More are kept than some passes need.
+        self.num_lookahead_tokens: int = max(self.num_lookahead_tokens, num_drafts or 0)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         running: dict[str, Request] = {request.request_id: request for request in self.running}
@@ -257,7 +260,7 @@ class PassScheduler(Scheduler):
             for request in waiting:
                 self.waiting.add_request(request)
         self.num_scheduled = dict(output.num_scheduled_tokens)
-        output.extras, output.drafts = self._extras, self._num_drafts is not None  # travel to the workers with the rest
+        output.extras, output.num_drafts = self._extras, self._num_drafts  # travel to the workers with the rest
         output.num_spec_tokens_to_schedule = self._num_drafts or 0
         return output
 
