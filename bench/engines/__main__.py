@@ -52,9 +52,10 @@ def case_of(
     name: str, contenders: Sequence[Contender], windows: Windows, *, load: int, max_tokens: int, repeats: int
 ) -> Case:
     """``load`` requests at any time. After one turn that warms up, in which the policy learns."""
-    window = Window(load, _WHOLE_ANSWERS * max_tokens * load)
-    num_prompts = load + window.num_tokens // _MEAN_TOKENS
+    num_tokens = _WHOLE_ANSWERS * max_tokens * load
+    num_prompts = load + num_tokens // _MEAN_TOKENS
     turns = [windows.questions(num_prompts, _PROMPT_TOKENS) for _ in range(1 + repeats)]
+    window = Window(load, num_tokens)
     return Case(f"{name}, {load}", turns, contenders, num_warm_ups=1, salt=f"{load}", window=window)
 
 
@@ -84,7 +85,7 @@ def main(
 ) -> None:
     """Tokens per second of vLLM by itself and of our services on the engines torch and vllm, in float32.
 
-    Default models: smollm2. vLLM does not compile. A running deployment needs --target, for vLLM.
+    Default models: smollm2. vLLM does not compile.
     """
     if not find_spec("vllm"):
         print("specdec: bench engines needs vLLM in the environment that it runs in (make setup-vllm)", file=sys.stderr)
@@ -93,11 +94,11 @@ def main(
     console, results = Console(highlight=False), Results()
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
         try:
-            models = common.models_of_both(PairName.smollm2, Path(directory))
+            models = common.models(PairName.smollm2, Path(directory))
             if compare_texts:
                 _compare_texts(models, common, console, num_prompts=prompts, max_tokens=max_tokens)
                 return
-            comparisons = [Comparison("as-deployed")] if common.is_running else comparisons_of(models, only or [""])
+            comparisons = comparisons_of(models, only or [""])
         except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error
@@ -134,4 +135,4 @@ def _compare_texts(models: Models, common: Common, console: Console, *, num_prom
 
 
 if __name__ == "__main__":
-    run_comparison(main, "temperature", "dtype", "url")
+    run_comparison(main, "temperature", "dtype", "url", "address", "tls_ca")

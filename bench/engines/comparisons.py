@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from bench.engines.in_vllm import InVllm
 from bench.harness.command import Common
@@ -30,17 +30,17 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Our services with an engine and a method, or without an engine those that are running; and ways of vLLM."""
+    """Our services with an engine and a method, the target alone, and what vLLM does by itself."""
 
     name: str
-    engine: str = ""
-    method: Method = field(default_factory=Method)
-    in_vllm: Sequence[str] = ("alone",)
+    engine: str
+    method: Method
+    in_vllm: Sequence[str]
 
 
 def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
-    """Those whose names begin with one of ``only``, with the first draft and the first head. Raises ValueError if there
-    are none."""
+    """All with the first draft and the first head that have a name beginning with one of ``only``. Raises ValueError if
+    there are none."""
     methods = with_models(replace(models, drafts=models.drafts[:1], heads=models.heads[:1]))
     served = [(engine, name, method) for engine in ("vllm", "torch") for name, method in methods.items()]
     served += [("vllm", _INNER_DRAFT, Method(f"--head={draft}")) for draft in models.drafts[:1]]
@@ -79,15 +79,10 @@ async def started(
     """Its contenders, the target alone first. Raises StartError."""
     ends = tuple(Checkpoint.find(models.target, "float32").info.eos_token_ids)
     async with AsyncExitStack() as stack:
-        if comparison.engine:
-            processes = await stack.enter_async_context(Processes())
-            services = serving(processes, common, models.target, comparison.engine)
-            alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
-            number = None if comparison.method == Method() else num_draft_tokens
-            contenders = of_services(alone, drafting, number, is_exact=comparison.engine == "torch")
-        else:
-            endpoint = await stack.enter_async_context(common.endpoint())
-            contenders = of_services(endpoint, endpoint, num_draft_tokens, is_exact=False)
+        services = serving(await stack.enter_async_context(Processes()), common, models.target, comparison.engine)
+        alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
+        number = None if comparison.method == Method() else num_draft_tokens
+        contenders = of_services(alone, drafting, number, is_exact=comparison.engine == "torch")
         for how in comparison.in_vllm:
             draft = models.draft if how == "draft_model" else ""
             vllm = InVllm(models.target, draft, how, common.threads, num_draft_tokens, ends)

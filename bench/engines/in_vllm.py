@@ -11,14 +11,13 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
-from bench.harness.runner import Answer, Ask, Request, Run
+from bench.harness.runner import Answer, Ask, Request, Run, Window
 from specdec.cli.processes import StartError
 
 CONTEXT_TOKENS = 2048
@@ -40,29 +39,21 @@ class InVllm:
         """With the model loaded. Raises StartError, and so does what it yields."""
         with ProcessPoolExecutor(1, get_context("spawn"), _be_quiet) as process:
 
-            async def call(function: Any, *arguments: Any) -> Any:
-                try:
-                    return await asyncio.get_running_loop().run_in_executor(process, function, *arguments)
-                except (BrokenProcessPool, RuntimeError, ValueError) as error:
-                    raise StartError(f"vLLM {self.how} has ended: {error}") from error
-
             async def ask(request: Request) -> Run:
-                run: Run = await call(_run, self, request)
-                return run
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(process, _run, self, request)
+                except Exception as error:  # of any kind, from another process
+                    raise StartError(f"vLLM {self.how}: {error!r}") from error
 
-            await call(_load, self)
+            await ask(Request([], 1, 0.0, 0, "", Window(0, 0)))
             yield ask
 
 
 def _be_quiet() -> None:
-    """What is printed in the process is no result, and Ctrl-C is for the one that started it."""
+    """What is printed in the process is no result, and Ctrl-C is for the one that began it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-
-def _load(settings: InVllm) -> None:
-    _engine(settings)
 
 
 @cache
@@ -76,8 +67,11 @@ def _engine(settings: InVllm) -> Any:
     torch.set_num_threads(settings.threads)  # before vLLM's worker is made, which takes the function away
     from vllm import EngineArgs, LLMEngine
 
-    drafting = {"draft_model": {"model": settings.draft}, "ngram": {"prompt_lookup_max": 4}}.get(settings.how)
-    speculative = {"method": settings.how, "num_speculative_tokens": settings.num_draft_tokens, **(drafting or {})}
+    speculative: dict[str, Any] = {"method": settings.how, "num_speculative_tokens": settings.num_draft_tokens}
+    if settings.how == "draft_model":
+        speculative["model"] = settings.draft
+    if settings.how == "ngram":
+        speculative["prompt_lookup_max"] = 4
     arguments = EngineArgs(
         settings.target,
         dtype="float32",
@@ -87,7 +81,7 @@ def _engine(settings: InVllm) -> Any:
         gpu_memory_utilization=0.1,
         skip_tokenizer_init=True,
         distributed_executor_backend="uni",
-        speculative_config=speculative if drafting else None,
+        speculative_config=None if settings.how == "alone" else speculative,
     )
     return LLMEngine.from_engine_args(arguments)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 import httpx2 as httpx
@@ -27,56 +28,57 @@ class OverGrpc:
         self._client, self._salted = client, salted
 
     def asks(self, **fields: Any) -> Ask:
-        def asked(request: Request, index: int) -> dict[str, Any]:
-            sampling = {"temperature": request.temperature, "seed": request.seed + index}
-            salt = request.salt if self._salted else ""
-            limits = {"max_tokens": request.max_tokens_of(index), "cache_salt": salt}
-            return {**request.prompts[index], **fields, **sampling, **limits}
-
-        async def answer(request: Request, index: int) -> Answer:
-            [sample] = await self._client.generate(**asked(request, index))
-            return _answer_of(sample)
+        def stream(request: Request, index: int) -> AsyncGenerator[GenerateResponse, None]:
+            return self._client.stream(
+                **request.prompts[index],
+                **fields,
+                max_tokens=request.max_tokens_of(index),
+                temperature=request.temperature,
+                seed=request.seed + index,
+                cache_salt=request.salt if self._salted else "",
+            )
 
         async def ask(request: Request) -> Run:
-            if request.window is None:
-                return await _timed([answer(request, index) for index in range(len(request.prompts))])
-            streams = (self._client.stream(**asked(request, index)) for index in range(len(request.prompts)))
-            return await _in_window(streams, request.window)
+            streams = (stream(request, index) for index in range(len(request.prompts)))
+            return await _in_window(streams, request.window or Window(len(request.prompts), math.inf))
 
         return ask
 
 
-def _answer_of(sample: Sample) -> Answer:
-    return Answer(list(sample.token_ids), sample.text, sample.finish.speculation, is_cut=not sample.finished)
+class _EnoughTokens(Exception):
+    """Of a window."""
 
 
 async def _in_window(streams: Iterator[AsyncGenerator[GenerateResponse, None]], window: Window) -> Run:
     """Raises SpecdecError."""
     samples: list[Sample] = []
+    num_tokens = 0
 
     async def answer_one_by_one() -> None:
+        nonlocal num_tokens
         for stream in streams:
             samples.append(sample := Sample())
             async with aclosing(stream) as responses:
                 async for response in responses:
                     if response.HasField("chunk"):
                         sample.add(response.chunk)
-                        if sum(len(sample.token_ids) for sample in samples) >= window.num_tokens:
-                            return
+                    num_tokens += len(response.chunk.token_ids)
+                    if num_tokens >= window.num_tokens:
+                        raise _EnoughTokens
 
     started = time.perf_counter()
     places = [asyncio.create_task(answer_one_by_one()) for _ in range(window.num_live)]
     try:
-        # A place is empty once there are enough tokens, after an error, or without a further prompt.
-        empty, _ = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait(places, return_when=asyncio.FIRST_EXCEPTION)
         seconds = time.perf_counter() - started
-        for place in empty:
-            place.result()
-        return Run(seconds, [_answer_of(sample) for sample in samples])
+        for place in ended:
+            with suppress(_EnoughTokens):
+                place.result()
     finally:
         for place in places:
             place.cancel()
         await asyncio.gather(*places, return_exceptions=True)
+    return Run(seconds, [Answer(s.token_ids, s.text, s.finish.speculation, not s.finished) for s in samples])
 
 
 class OverHttp:
@@ -100,14 +102,11 @@ class OverHttp:
             return _answer(response.json())
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(request, index) for index in range(len(request.prompts))])
+            started = time.perf_counter()
+            answers = await asyncio.gather(*(answer(request, index) for index in range(len(request.prompts))))
+            return Run(time.perf_counter() - started, answers)
 
         return ask
-
-
-async def _timed(answers: Sequence[Coroutine[Any, Any, Answer]]) -> Run:
-    started = time.perf_counter()
-    return Run(answers=await asyncio.gather(*answers), seconds=time.perf_counter() - started)
 
 
 def _body(prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -20,13 +20,13 @@ class Window:
     ``num_tokens`` of all together. The answers that have not ended then are cut."""
 
     num_live: int
-    num_tokens: int
+    num_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Prompts, each as fields of GenerateRequest, that are asked at the same time if there is no window. Prompt i has
-    the seed ``seed`` + i.
+    """Prompts, each as fields of GenerateRequest. Prompt i has the seed ``seed`` + i. Without a window all are asked at
+    the same time.
 
     ``salt``: prompts with another salt are not to be found in a cache.
     """
@@ -40,7 +40,7 @@ class Request:
 
     def max_tokens_of(self, index: int) -> int:
         """Of the answer to prompt ``index``. The first ones of a window are shorter, so that not all end at once: else
-        a contender whose answers end at different times would read more prompts in the same window."""
+        a contender with answers that end at different times would read more prompts in the same window."""
         if self.window and index < self.window.num_live:
             return max(1, self.max_tokens * (index + 1) // self.window.num_live)
         return self.max_tokens
@@ -251,10 +251,8 @@ async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case
             for step in range(max(question.num_turns for question in questions)):
                 asked = [index for index, question in enumerate(questions) if step < question.num_turns]
                 prompts = [questions[index].prompt_after(answers[index]) for index in asked]
-                seed = 1 + 1000 * turn
-                request = Request(
-                    prompts, int(share * max_tokens), case.temperature, seed, salt=case.salt, window=case.window
-                )
+                sampling = (int(share * max_tokens), case.temperature, 1 + 1000 * turn)
+                request = Request(prompts, *sampling, case.salt, case.window)
                 runs = await _by_turns(case, turn, request, report)
                 _compare(case, request, runs, results)
                 if turn >= case.num_warm_ups:
