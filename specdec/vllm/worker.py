@@ -6,16 +6,18 @@ Knows vLLM's model runner V1; does not know the scheduler.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from specdec.core.rounds import Logprobs
-from specdec.sampling.grammar import Grammars
+from specdec.sampling.grammar import Budget, Grammars
 from specdec.sampling.logprobs import logprobs_of
 from specdec.vllm.passes import PromptLogprobsRequest, Sampled, WorkerJob, WorkerSampler, sampled_by
 from specdec.vllm.worker_drafts import FurtherDrafts, SelfDrafts
@@ -29,10 +31,15 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[Any, ...] | None) -> None:
+    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[str, int, tuple[int, ...]] | None) -> None:
         module, _, name = path.partition(":")
         new_sampler = getattr(importlib.import_module(module), name)
-        sampler = new_sampler(self.model_runner.device, None if grammars is None else Grammars(*grammars))
+        # Workers that share a model must agree. So the time of a grammar is limited in one of them: the one that vLLM
+        # reads, and its error ends the sequence in all.
+        budget = None if get_tp_group().is_first_rank else Budget(math.inf, math.inf)
+        sampler = new_sampler(
+            self.model_runner.device, None if grammars is None else Grammars(*grammars, budget=budget)
+        )
         sampling = _Sampling(self.model_runner, sampler, vocab_size)
         sampling.install()
         drafts = SelfDrafts if isinstance(self.model_runner.drafter, SpecDecodeBaseProposer) else FurtherDrafts
