@@ -40,8 +40,6 @@ from bench.harness.windows import Windows, windows_of
 from specdec.cli.processes import StartError
 
 _PROMPT_TOKENS, _TOKENS = 64, 48
-_WHOLE_ANSWERS = 2
-"""A window has as many tokens for each of its places."""
 _MEAN_TOKENS = 8
 """Of an answer at least: so short they may be before a window has no further prompt."""
 _PROMPTS_OF_PARITY = 40
@@ -52,7 +50,7 @@ def case_of(
     name: str, contenders: Sequence[Contender], windows: Windows, *, load: int, max_tokens: int, repeats: int
 ) -> Case:
     """``load`` requests at any time. After one turn that warms up, in which the policy learns."""
-    num_tokens = _WHOLE_ANSWERS * max_tokens * load
+    num_tokens = max_tokens * load
     num_prompts = load + num_tokens // _MEAN_TOKENS
     turns = [windows.questions(num_prompts, _PROMPT_TOKENS) for _ in range(1 + repeats)]
     window = Window(load, num_tokens)

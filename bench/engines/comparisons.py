@@ -15,9 +15,9 @@ from bench.harness.models import Models
 from bench.harness.runner import Contender
 from specdec.runner.checkpoint import Checkpoint
 
-_INNER_DRAFT = "inner-draft"
-_IN_VLLM = {"lookup": ("alone", "ngram"), "draft": ("draft_model",), _INNER_DRAFT: ("draft_model",)}
-"""What vLLM does in the same way, by method."""
+_NGRAM, _INNER_DRAFT = "ngram", "inner-draft"
+_IN_VLLM = {"lookup": "alone", _NGRAM: "ngram", "draft": "draft_model", _INNER_DRAFT: "draft_model"}
+"""The way of vLLM that a method is compared with, if it has one."""
 _FLAGS = {
     "torch": (),
     # The share of memory is only what vLLM asks for at its start: the KV slots are named.
@@ -30,12 +30,12 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Our services with an engine and a method, the target alone, and what vLLM does by itself."""
+    """Our services with an engine and a method, the target alone, and a way of vLLM (empty: none)."""
 
     name: str
     engine: str
     method: Method
-    in_vllm: Sequence[str]
+    in_vllm: str
 
 
 def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
@@ -43,9 +43,10 @@ def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
     there are none."""
     methods = with_models(replace(models, drafts=models.drafts[:1], heads=models.heads[:1]))
     served = [(engine, name, method) for engine in ("vllm", "torch") for name, method in methods.items()]
+    served += [("vllm", _NGRAM, Method())]
     served += [("vllm", _INNER_DRAFT, Method(f"--head={draft}")) for draft in models.drafts[:1]]
     comparisons = [
-        Comparison(f"{engine}-{name}", engine, method, _IN_VLLM.get(name, ())) for engine, name, method in served
+        Comparison(f"{engine}-{name}", engine, method, _IN_VLLM.get(name, "")) for engine, name, method in served
     ]
     chosen = [comparison for comparison in comparisons if comparison.name.startswith(tuple(only))]
     if not chosen:
@@ -83,7 +84,7 @@ async def started(
         alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
         number = None if comparison.method == Method() else num_draft_tokens
         contenders = of_services(alone, drafting, number, is_exact=comparison.engine == "torch")
-        for how in comparison.in_vllm:
+        if how := comparison.in_vllm:
             draft = models.draft if how == "draft_model" else ""
             vllm = InVllm(models.target, draft, how, common.threads, num_draft_tokens, ends)
             contenders.append(Contender(f"vLLM {how}", await stack.enter_async_context(vllm.running())))

@@ -51,11 +51,12 @@ def test_each_engine_is_compared_by_method_and_a_draft_also_runs_in_the_process_
     models = Models("", "target", ("draft", "other"), ("head",))
     comparisons = comparisons_of(models, ["vllm", "torch-d"])
     assert {each.name: (each.method.target, each.method.draft, each.in_vllm) for each in comparisons} == {
-        "vllm-lookup": ("", "", ("alone", "ngram")),
-        "vllm-draft": ("", "draft", ("draft_model",)),
-        "vllm-head": ("--head=head", "", ()),
-        "torch-draft": ("", "draft", ("draft_model",)),
-        "vllm-inner-draft": ("--head=draft", "", ("draft_model",)),
+        "vllm-lookup": ("", "", "alone"),
+        "vllm-ngram": ("", "", "ngram"),
+        "vllm-draft": ("", "draft", "draft_model"),
+        "vllm-head": ("--head=head", "", ""),
+        "torch-draft": ("", "draft", "draft_model"),
+        "vllm-inner-draft": ("--head=draft", "", "draft_model"),
     }
     with pytest.raises(ValueError, match="no comparison begins with else, but there are vllm-lookup, "):
         comparisons_of(models, ["else"])

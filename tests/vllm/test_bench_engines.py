@@ -31,11 +31,9 @@ def test_every_contender_runs(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "json").read_text())["rows"]
     services = ["target alone", "K = 4", "adaptive"]
     assert [(row["case"], row["contender"]) for row in rows] == [
-        *(("vllm-lookup, 2", name) for name in ("target alone", "adaptive", "vLLM alone", "vLLM ngram")),
-        *(
-            (case, name)
-            for case in ("vllm-draft, 2", "vllm-inner-draft, 2")
-            for name in (*services, "vLLM draft_model")
-        ),
+        *(("vllm-lookup, 2", name) for name in ("target alone", "adaptive", "vLLM alone")),
+        *(("vllm-draft, 2", name) for name in (*services, "vLLM draft_model")),
+        *(("vllm-ngram, 2", name) for name in ("target alone", "adaptive", "vLLM ngram")),
+        *(("vllm-inner-draft, 2", name) for name in (*services, "vLLM draft_model")),
     ]
-    assert all(run["tokens"] >= 2 * 2 * 16 for row in rows for run in row["runs"])
+    assert all(run["tokens"] >= 2 * 16 for row in rows for run in row["runs"])
