@@ -54,11 +54,8 @@ _Sequence = DraftSequence[_State]
 
 
 class VllmDrafter:
-    """See draft_service.drafter.Drafter. ``engine`` must not cache prefixes: drafts are taken back.
-
-    Where a tree is to grow below several nodes, those with known candidates grow, and the most likely other one: each
-    further path would take another pass.
-    """
+    """See draft_service.drafter.Drafter. Where a tree is to grow below several nodes, those with known candidates grow,
+    and the most likely other one: each further path would take another pass."""
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
@@ -128,8 +125,9 @@ class VllmDrafter:
     def _lacking(self, sequence: _Sequence, path: Path) -> list[int]:
         """What vLLM's text of this sequence lacks, after what it has too much is taken back."""
         state = sequence.state
-        text = [*sequence.ids[state.num_known :], *path]
-        lacking = self._engine.follow(state.key, state.num_known, text) if state.key else None
+        text, lacking = [*sequence.ids[state.num_known :], *path], None
+        if state.key:
+            lacking = self._engine.follow(state.key, state.num_known, text, num_committed=sequence.base)
         if lacking is None:
             # Without the path, because a prompt cannot be taken back.
             state.key, lacking = self._engine.add(sequence.ids, state.spec.cache_salt, state.spec), list(path)

@@ -20,7 +20,7 @@ from specdec.speculation.acceptance import AcceptanceModel
 from specdec.speculation.cost import chain_chances, expected_tokens, tree_chances
 
 MAX_AUTONOMOUS = 32
-"""Autonomous tokens: a slow client leaves so many in the target's stream at most."""
+"""Autonomous tokens of a plan: a slow client leaves so many in the target's stream at most. A target allows 64."""
 
 NEXT_ROUND_AT = 0.9
 """Share of a pass after which the next round is sent: passes are not alike."""
@@ -222,7 +222,7 @@ class Adaptive:
 
 
 def _autonomous(sequence: Sequence) -> int:
-    """Autonomous verdicts after the next one, which gives a token at least."""
+    """Autonomous tokens after the next verdict, which gives a token at least."""
     return max(0, min(MAX_AUTONOMOUS, sequence.remaining - 1))
 
 

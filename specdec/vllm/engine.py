@@ -93,12 +93,14 @@ class VllmEngine:
         self._core.add_request(*self._core.preprocess_add_request(request))
         return key
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
+    def follow(self, key: str, num_known: int, tail: Sequence[int], num_committed: int) -> list[int] | None:
         """Take back what the sequence has beyond ``tail``, which its text must have from ``num_known`` on (it agrees
-        before). Returns what it lacks: the chain of its next passes, which its sampler must accept; None: it was
-        removed, because its text had filled the context. Not with prefix caching, which would keep what was taken
-        back."""
-        return self._scheduler.follow(key, num_known, tail) if key in self._scheduler.requests else None
+        before). ``num_committed`` ids of the text will not be taken back, and are cached for others. Returns what it
+        lacks: the chain of its next passes, which its sampler must accept; None: it was removed, because its text had
+        filled the context."""
+        if key not in self._scheduler.requests:
+            return None
+        return self._scheduler.follow(key, num_known, tail, num_committed=num_committed)
 
     def remove(self, key: str) -> None:
         self._core.abort_requests([key])
@@ -237,6 +239,17 @@ class PassScheduler(Scheduler):
     """What the model drafted in the last pass by sequence."""
     drafting_s = 0.0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        coordinator = self.kv_cache_manager.coordinator
+        cache = coordinator.cache_blocks
+
+        def cache_committed(request: Any, num_tokens: int) -> None:
+            """A block with draft tokens may be written again, and would be found under its first text."""
+            cache(request, min(num_tokens, getattr(request, "num_committed", num_tokens)))
+
+        coordinator.cache_blocks = cache_committed
+
     def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None) -> None:
         """Name the sequences of the next pass."""
         self._chains, self._extras, self._num_drafts = chains, extras, num_drafts
@@ -271,13 +284,15 @@ class PassScheduler(Scheduler):
         self.drafting_s = getattr(model_runner_output, "drafting_s", 0.0)
         return super().update_from_output(scheduler_output, model_runner_output)
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+    def follow(self, key: str, num_known: int, tail: Sequence[int], *, num_committed: int) -> list[int]:
         """See VllmEngine."""
         request = self.requests[key]
         num_prompt = request.num_prompt_tokens
         kept = num_known + num_kept(request._all_token_ids[num_known:], tail, minimum=num_prompt - num_known)
         del request._all_token_ids[kept:], request._output_token_ids[kept - num_prompt :]
+        del request.block_hashes[kept // self.hash_block_size :]
         request.num_computed_tokens = min(request.num_computed_tokens, kept - 1)
+        request.num_committed = num_committed
         return list(tail[kept - num_known :])
 
 

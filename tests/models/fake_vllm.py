@@ -60,7 +60,7 @@ class FakeVllm:
         self.texts.pop(key, None)
         self._sampler.forget(key)
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
+    def follow(self, key: str, num_known: int, tail: Sequence[int], num_committed: int) -> list[int] | None:
         if key not in self.texts:
             return None
         num_prompt = self._num_prompt[key]
