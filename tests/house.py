@@ -25,9 +25,9 @@ BUDGETS = {
     "target_service": 3_470,
     "draft_service": 2_285,
     "gateway": 4_380,
-    "bench": 6_975,
+    "bench": 7_100,
     "testing": 2_605,
-    "tests": 42_610,
+    "tests": 42_740,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

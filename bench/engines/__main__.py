@@ -1,4 +1,8 @@
-"""``specdec bench engines``: vLLM's own generate and our services on the engines torch and vllm, by turns, greedy."""
+"""``specdec bench engines``: vLLM by itself and our services on the engines torch and vllm, by turns, greedy.
+
+Only what is compared with one another runs at the same time: each comparison starts its processes and ends them. In a
+turn one contender answers, and the others have no work.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,56 +20,52 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bench.engines import generators, parity
-from bench.engines.serving import ENGINES, serving
+from bench.engines import parity
+from bench.engines.comparisons import Comparison, comparisons_of, started
 from bench.harness.command import Common, Dtype, run_comparison
-from bench.harness.deployment import Processes
-from bench.harness.endpoints import Endpoint
-from bench.harness.methods import Method
 from bench.harness.models import Models, PairName
-from bench.harness.report import USUAL_COLUMNS, USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of
-from bench.harness.runner import Case, Contender
-from bench.harness.windows import windows_of
+from bench.harness.report import (
+    USUAL_COLUMNS,
+    USUAL_LEGEND,
+    Columns,
+    Say,
+    by_case,
+    compare,
+    conditions,
+    finish,
+    heat_of,
+)
+from bench.harness.runner import Case, Contender, Results, Row, Window
+from bench.harness.windows import Windows, windows_of
 from specdec.cli.processes import StartError
-from specdec.runner.checkpoint import Checkpoint
 
 _PROMPT_TOKENS, _TOKENS = 64, 48
+_MEAN_TOKENS = 8
+"""Of an answer at least: so short they may be before a window has no further prompt."""
 _PROMPTS_OF_PARITY = 40
+_LEGEND = f"Behind the names: requests at any time; over vLLM: as over first, but vLLM's first line; {USUAL_LEGEND}"
 
 
-def of_services(name: str, endpoint: Endpoint, num_draft_tokens: int | None, is_exact: bool) -> list[Contender]:
-    """The target alone, with a number of draft tokens (None: without a draft), and with the chosen number.
-
-    ``is_exact``: all give the same texts; on vLLM near ties may differ.
-    """
-    alone = Contender(f"{name}, target alone", endpoint.asks(num_draft_tokens=0))
-    same_as = alone.name if is_exact else ""
-    drafting = Contender(f"{name}, adaptive", endpoint.asks(), same_as)
-    if num_draft_tokens is None:
-        return [alone, drafting]
-    fixed = endpoint.asks(num_draft_tokens=num_draft_tokens)
-    return [alone, Contender(f"{name}, K = {num_draft_tokens}", fixed, same_as), drafting]
+def case_of(
+    name: str, contenders: Sequence[Contender], windows: Windows, *, load: int, max_tokens: int, repeats: int
+) -> Case:
+    """``load`` requests at any time. After one turn that warms up, in which the policy learns."""
+    num_tokens = max_tokens * load
+    num_prompts = load + num_tokens // _MEAN_TOKENS
+    turns = [windows.questions(num_prompts, _PROMPT_TOKENS) for _ in range(1 + repeats)]
+    window = Window(load, num_tokens)
+    return Case(f"{name}, {load}", turns, contenders, num_warm_ups=1, salt=f"{load}", window=window)
 
 
-async def contenders_of(models: Models, common: Common, number: int, stack: AsyncExitStack) -> list[Contender]:
-    """vLLM's generate is the first one. Raises StartError."""
-    ends = Checkpoint.find(models.target, "float32").info.eos_token_ids
-    draft = next(iter(models.drafts), "")
-    contenders = []
-    for how in generators.HOW:
-        if draft or how != "draft_model":
-            started = generators.running(models.target, draft, how, common.threads, number, end_token_ids=ends)
-            contenders.append(Contender(f"vLLM {how}", (await stack.enter_async_context(started)).ask))
-    if common.is_running:
-        endpoint = await stack.enter_async_context(common.endpoint())
-        return contenders + of_services("as deployed", endpoint, number, is_exact=False)
-    processes = await stack.enter_async_context(Processes())
-    for engine in ENGINES:
-        head = next((f"--head={head}" for head in models.heads), "") if engine == "torch" and not draft else ""
-        endpoint = await serving(processes, common, models.target, engine).endpoint(Method(head, draft))
-        drafted = number if draft or head else None
-        contenders += of_services(f"{engine} services", endpoint, drafted, is_exact=engine == "torch")
-    return contenders
+def columns(results: Results) -> Columns:
+    """The usual ones, and the speed over vLLM itself."""
+
+    def over_vllm(row: Row) -> str:
+        peer = next((peer for peer in results.of(row.case) if peer.contender.startswith("vLLM")), None)
+        return f"{row.over(peer):.2f} x" if peer else ""
+
+    usual = {name: show for name, show in USUAL_COLUMNS.items() if name != "accepted"}  # 80 columns are full
+    return {"tokens/s": usual.pop("tokens/s"), "over vLLM": over_vllm, **usual}
 
 
 def main(
@@ -73,53 +73,56 @@ def main(
     compare_texts: Annotated[
         bool, typer.Option("--parity", help="compare texts of engine vllm with engine torch and transformers")
     ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="comparisons that begin so, like vllm or torch-draft; may be repeated")
+    ] = None,
     requests: Annotated[str, typer.Option(help="numbers of concurrent requests, separated by commas")] = "1,4,16",
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="draft tokens per round, unless adaptive")] = 4,
     prompts: Annotated[int, typer.Option(min=1, help="of --parity, each greedy and drawn")] = _PROMPTS_OF_PARITY,
     repeats: Annotated[int, typer.Option(min=1, help="turns; medians are shown")] = 3,
 ) -> None:
-    """Tokens per second of vLLM's own generate and of our services on the engines torch and vllm, in float32.
+    """Tokens per second of vLLM by itself and of our services on the engines torch and vllm, in float32.
 
-    Default models: smollm2. vLLM does not compile. A running deployment needs --target, for vLLM.
+    Default models: smollm2. vLLM does not compile.
     """
     if not find_spec("vllm"):
         print("specdec: bench engines needs vLLM in the environment that it runs in (make setup-vllm)", file=sys.stderr)
         raise typer.Exit(2)
     common, max_tokens = replace(common, dtype=Dtype.float32), common.tokens or _TOKENS
-    if compare_texts:
-        _compare_texts(common, prompts, max_tokens)
-        return
-
-    @asynccontextmanager
-    async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
-        models = common.models_of_both(PairName.smollm2, directory)
-        say(conditions(f"{models.label}; float32", max_tokens))
-        windows = windows_of(common, models)
-        async with AsyncExitStack() as stack:
-            contenders = await contenders_of(models, common, num_draft_tokens, stack)
-            cases = []
-            for number in map(int, requests.split(",")):
-                turns = [windows.questions(number, _PROMPT_TOKENS) for _ in range(1 + repeats)]
-                name = "1 request" if number == 1 else f"{number} requests"
-                cases.append(Case(name, turns, contenders, num_warm_ups=1, salt=name))
-            yield cases
-
-    results = compare(prepare, max_tokens)
-    tables = {"Tokens per second, greedy; over vLLM's generate": by_case(results, USUAL_COLUMNS)}
-    finish(common, results, tables, heat_of("Speed over vLLM's generate", results), USUAL_LEGEND)
-
-
-def _compare_texts(common: Common, num_prompts: int, max_tokens: int) -> None:
-    """Raises typer.Exit with status 1 if texts differ where there is no near tie."""
-    console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory, console.status("Asking"):
+    console, results = Console(highlight=False), Results()
+    with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
         try:
             models = common.models(PairName.smollm2, Path(directory))
-            taken = windows_of(common, models).take(num_prompts, _PROMPT_TOKENS)
-            compared = asyncio.run(parity.measure(models, common, taken, max_tokens))
+            if compare_texts:
+                _compare_texts(models, common, console, num_prompts=prompts, max_tokens=max_tokens)
+                return
+            comparisons = comparisons_of(models, only or [""])
         except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error
+        console.print(conditions(f"{models.label}; float32", max_tokens))
+        for comparison in comparisons:
+
+            @asynccontextmanager
+            async def prepare(_: Path, say: Say, comparison: Comparison = comparison) -> AsyncIterator[list[Case]]:
+                windows = windows_of(common, models)
+                async with started(comparison, models, common, num_draft_tokens) as contenders:
+                    yield [
+                        case_of(comparison.name, contenders, windows, load=load, max_tokens=max_tokens, repeats=repeats)
+                        for load in map(int, requests.split(","))
+                    ]
+
+            compared = compare(prepare, max_tokens)
+            console.print(by_case(compared, columns(compared)), "")
+            results.extend(compared)
+    finish(common, results, {}, heat_of("Speed over the target alone", results), _LEGEND)
+
+
+def _compare_texts(models: Models, common: Common, console: Console, *, num_prompts: int, max_tokens: int) -> None:
+    """Raises StartError; typer.Exit with status 1 if texts differ where there is no near tie."""
+    taken = windows_of(common, models).take(num_prompts, _PROMPT_TOKENS)
+    with console.status("Asking"):
+        compared = asyncio.run(parity.measure(models, common, taken, max_tokens))
     for divergence in compared.divergences:
         console.print(f"  {divergence}")
     console.print(str(compared))
@@ -130,4 +133,4 @@ def _compare_texts(common: Common, num_prompts: int, max_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    run_comparison(main, "temperature", "dtype")
+    run_comparison(main, "temperature", "dtype", "url", "address", "tls_ca")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.engines.serving import serving
+from bench.engines.comparisons import serving
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
 from bench.harness.methods import Method

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 import httpx2 as httpx
 
-from bench.harness.runner import Answer, Ask, Request, Run
-from specdec.client import Client
+from bench.harness.runner import Answer, Ask, Request, Run, Window
+from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
-from specdec.v1.generation_pb2 import SpeculationStats
+from specdec.v1.generation_pb2 import GenerateResponse, SpeculationStats
 
 
 class Endpoint(Protocol):
@@ -26,33 +28,70 @@ class OverGrpc:
         self._client, self._salted = client, salted
 
     def asks(self, **fields: Any) -> Ask:
-        async def answer(prompt: Mapping[str, Any], seed: int, request: Request) -> Answer:
-            [sample] = await self._client.generate(
-                **prompt,
+        def stream(request: Request, index: int) -> AsyncGenerator[GenerateResponse, None]:
+            return self._client.stream(
+                **request.prompts[index],
                 **fields,
-                max_tokens=request.max_tokens,
+                max_tokens=request.max_tokens_of(index),
                 temperature=request.temperature,
-                seed=seed,
+                seed=request.seed + index,
                 cache_salt=request.salt if self._salted else "",
             )
-            return Answer(list(sample.token_ids), sample.text, sample.finish.speculation)
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(prompt, seed, request) for prompt, seed in _seeded(request)])
+            streams = (stream(request, index) for index in range(len(request.prompts)))
+            return await _in_window(streams, request.window or Window(len(request.prompts), math.inf))
 
         return ask
 
 
+class _EnoughTokens(Exception):
+    """Of a window."""
+
+
+async def _in_window(streams: Iterator[AsyncGenerator[GenerateResponse, None]], window: Window) -> Run:
+    """Raises SpecdecError."""
+    samples: list[Sample] = []
+    num_tokens = 0
+
+    async def answer_one_by_one() -> None:
+        nonlocal num_tokens
+        for stream in streams:
+            samples.append(sample := Sample())
+            async with aclosing(stream) as responses:
+                async for response in responses:
+                    if response.HasField("chunk"):
+                        sample.add(response.chunk)
+                    num_tokens += len(response.chunk.token_ids)
+                    if num_tokens >= window.num_tokens:
+                        raise _EnoughTokens
+
+    started = time.perf_counter()
+    places = [asyncio.create_task(answer_one_by_one()) for _ in range(window.num_live)]
+    try:
+        ended, _ = await asyncio.wait(places, return_when=asyncio.FIRST_EXCEPTION)
+        seconds = time.perf_counter() - started
+        for place in ended:
+            with suppress(_EnoughTokens):
+                place.result()
+    finally:
+        for place in places:
+            place.cancel()
+        await asyncio.gather(*places, return_exceptions=True)
+    return Run(seconds, [Answer(s.token_ids, s.text, s.finish.speculation, not s.finished) for s in samples])
+
+
 class OverHttp:
-    """``http`` has the gateway's base URL, and the API key if one is needed."""
+    """Knows no windows. ``http`` has the gateway's base URL, and the API key if one is needed."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
     def asks(self, **fields: Any) -> Ask:
-        async def answer(prompt: Mapping[str, Any], seed: int, request: Request) -> Answer:
-            path, body = _body(prompt)
-            body |= {**fields, "max_tokens": request.max_tokens, "temperature": request.temperature, "seed": seed}
+        async def answer(request: Request, index: int) -> Answer:
+            path, body = _body(request.prompts[index])
+            body |= {**fields, "max_tokens": request.max_tokens, "temperature": request.temperature}
+            body["seed"] = request.seed + index
             body |= {"cache_salt": request.salt, "return_token_ids": True, "return_origins": True}
             try:
                 response = await self._http.post(path, json=body)
@@ -63,18 +102,11 @@ class OverHttp:
             return _answer(response.json())
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(prompt, seed, request) for prompt, seed in _seeded(request)])
+            started = time.perf_counter()
+            answers = await asyncio.gather(*(answer(request, index) for index in range(len(request.prompts))))
+            return Run(time.perf_counter() - started, answers)
 
         return ask
-
-
-def _seeded(request: Request) -> list[tuple[Mapping[str, Any], int]]:
-    return [(prompt, request.seed + index) for index, prompt in enumerate(request.prompts)]
-
-
-async def _timed(answers: Sequence[Coroutine[Any, Any, Answer]]) -> Run:
-    started = time.perf_counter()
-    return Run(answers=await asyncio.gather(*answers), seconds=time.perf_counter() - started)
 
 
 def _body(prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -189,7 +189,7 @@ USUAL_COLUMNS: Columns = {
     "per pass": lambda row: f"{row.tokens_per_pass:.2f}" if row.tokens_per_pass else "",
     "drafted": _drafted,
     "accepted": lambda row: f"{row.acceptance:.2f}" if row.acceptance else "",
-    "same": lambda row: f"{row.num_same}/{len(row.stats)}",
+    "same": lambda row: f"{row.num_same}/{row.num_texts}",
 }
 """Speed, speed over the first contender, tokens per pass, and the draft tokens of a round with their acceptance."""
 

@@ -15,8 +15,18 @@ from specdec.v1.generation_pb2 import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """So many prompts are answered at any time, the next one in the place of one that has ended, until there are
+    ``num_tokens`` of all together. The answers that have not ended then are cut."""
+
+    num_live: int
+    num_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """Prompts that are asked at the same time, each as fields of GenerateRequest. Prompt i has the seed ``seed`` + i.
+    """Prompts, each as fields of GenerateRequest. Prompt i has the seed ``seed`` + i. Without a window all are asked at
+    the same time.
 
     ``salt``: prompts with another salt are not to be found in a cache.
     """
@@ -26,20 +36,34 @@ class Request:
     temperature: float
     seed: int
     salt: str
+    window: Window | None = None
+
+    def max_tokens_of(self, index: int) -> int:
+        """Of the answer to prompt ``index``. The first ones of a window are shorter, so that not all end at once: else
+        a contender with answers that end at different times would read more prompts in the same window."""
+        if self.window and index < self.window.num_live:
+            return max(1, self.max_tokens * (index + 1) // self.window.num_live)
+        return self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``stats`` are without rounds if the contender does not report them."""
+    """``stats`` are without rounds if the contender does not report them, or if the answer was cut by a window."""
 
     token_ids: list[int]
     text: str = ""
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    is_cut: bool = False
+
+    def is_same(self, other: Answer) -> bool:
+        """As far as neither is cut."""
+        length = min((len(answer.token_ids) for answer in (self, other) if answer.is_cut), default=None)
+        return self.token_ids[:length] == other.token_ids[:length]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers to a request, which were there after ``seconds``."""
+    """The answers to a request, which were there after ``seconds``; of a window those to the first prompts."""
 
     seconds: float
     answers: Sequence[Answer]
@@ -49,8 +73,19 @@ class Run:
         return sum(len(answer.token_ids) for answer in self.answers)
 
     @property
+    def whole(self) -> list[Answer]:
+        return [answer for answer in self.answers if not answer.is_cut]
+
+    @property
     def num_rounds(self) -> int:
-        return sum(answer.stats.num_rounds for answer in self.answers)
+        """Of whole answers."""
+        return sum(answer.stats.num_rounds for answer in self.whole)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Of whole answers; 0 if rounds are not reported."""
+        num_tokens = sum(len(answer.token_ids) for answer in self.whole)
+        return num_tokens / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -72,7 +107,8 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What all ``contenders`` are asked. The questions of one of the ``turns`` are asked at the same time.
+    """What all ``contenders`` are asked. The questions of one of the ``turns`` are asked at the same time, or as the
+    ``window`` has places for them.
 
     The first contender is what the others are compared with. The first ``num_warm_ups`` turns are left out, and have
     a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``.
@@ -86,6 +122,7 @@ class Case:
     num_warm_ups: int = 0
     warm_up_share: float = 1.0
     salt: str = ""
+    window: Window | None = None
     prepare: Callable[[], None] = lambda: None
 
     @property
@@ -95,7 +132,7 @@ class Case:
 
 @dataclass(slots=True)
 class Row:
-    """The runs of a contender in a case, and their figures. ``num_same`` of the texts are those of the first one.
+    """The runs of a contender in a case, and their figures. ``num_same`` of ``num_texts`` are those of the first one.
 
     ``first``: the row of the case's first contender; None if it is this one.
     """
@@ -104,6 +141,7 @@ class Row:
     contender: str
     runs: list[Run] = field(default_factory=list)
     num_same: int = 0
+    num_texts: int = 0
     first: Row | None = None
 
     @property
@@ -131,7 +169,8 @@ class Row:
 
     @property
     def stats(self) -> list[SpeculationStats]:
-        return [answer.stats for run in self.runs for answer in run.answers]
+        """Of whole answers."""
+        return [answer.stats for run in self.runs for answer in run.whole]
 
     def total(self, name: str) -> int:
         """The sum of a field of the statistics."""
@@ -144,7 +183,7 @@ class Row:
     @property
     def tokens_per_pass(self) -> float:
         """The mean over the runs; 0 if rounds are not reported."""
-        return statistics.fmean(run.num_tokens / max(1, run.num_rounds) * bool(run.num_rounds) for run in self.runs)
+        return statistics.fmean(run.tokens_per_pass for run in self.runs)
 
     @property
     def acceptance(self) -> float:
@@ -160,6 +199,11 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     num_compared: int = 0
+
+    def extend(self, others: Results) -> None:
+        self.rows += others.rows
+        self.differing += others.differing
+        self.num_compared += others.num_compared
 
     @property
     def cases(self) -> list[str]:
@@ -207,12 +251,13 @@ async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case
             for step in range(max(question.num_turns for question in questions)):
                 asked = [index for index, question in enumerate(questions) if step < question.num_turns]
                 prompts = [questions[index].prompt_after(answers[index]) for index in asked]
-                request = Request(prompts, int(share * max_tokens), case.temperature, 1 + 1000 * turn, case.salt)
+                sampling = (int(share * max_tokens), case.temperature, 1 + 1000 * turn)
+                request = Request(prompts, *sampling, case.salt, case.window)
                 runs = await _by_turns(case, turn, request, report)
                 _compare(case, request, runs, results)
                 if turn >= case.num_warm_ups:
                     _record(rows, runs)
-                for index, answer in zip(asked, runs[case.contenders[0].name].answers, strict=True):
+                for index, answer in zip(asked, runs[case.contenders[0].name].answers, strict=False):
                     answers[index].append(answer.text)
         results.rows += [row for row in rows if row.runs]
     return results
@@ -234,10 +279,10 @@ def _compare(case: Case, request: Request, runs: Mapping[str, Run], results: Res
     for contender in case.contenders:
         if not contender.same_as:
             continue
-        pairs = zip(runs[contender.name].answers, runs[contender.same_as].answers, request.prompts, strict=True)
+        pairs = zip(runs[contender.name].answers, runs[contender.same_as].answers, request.prompts, strict=False)
         for answer, expected, prompt in pairs:
             results.num_compared += 1
-            if answer.token_ids != expected.token_ids:
+            if not answer.is_same(expected):
                 results.differing.append(f"{case.name}, {contender.name}: {_shortened(prompt)}")
 
 
@@ -251,6 +296,5 @@ def _record(rows: Sequence[Row], runs: Mapping[str, Run]) -> None:
     for row in rows:
         run = runs[row.contender]
         row.runs.append(run)
-        row.num_same += sum(
-            answer.token_ids == other.token_ids for answer, other in zip(run.answers, expected, strict=True)
-        )
+        same = [answer.is_same(other) for answer, other in zip(run.answers, expected, strict=False)]
+        row.num_same, row.num_texts = row.num_same + sum(same), row.num_texts + len(same)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from io import BytesIO
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
 from transformers import AutoModelForCausalLM
 
-from bench.engines.__main__ import main, of_services
-from bench.engines.generators import Generator
+from bench.engines.__main__ import main
+from bench.engines.comparisons import comparisons_of, of_services
+from bench.engines.in_vllm import run_in_window
 from bench.engines.parity import Divergence, Parity, Reference, compare_texts, first_difference
 from bench.harness.command import Common
-from bench.harness.runner import Answer, Ask, Request, Run
+from bench.harness.models import Models
+from bench.harness.runner import Answer, Ask, Request, Run, Window
 from bench.models.damped_pair import Pair
 from specdec.core.noise import Domain, Key, exponentials
 
@@ -34,34 +37,63 @@ def test_services_on_torch_must_give_the_text_of_their_target_alone():
         def asks(self, **fields):
             return fields
 
-    with_draft, without = (of_services("torch services", Endpoint(), number, True) for number in (4, None))
-    alone = "torch services, target alone"
+    with_draft, without = (of_services(Endpoint(), Endpoint(), number, True) for number in (4, None))
     assert [(each.name, each.ask, each.same_as) for each in with_draft] == [
-        (alone, {"num_draft_tokens": 0}, ""),
-        ("torch services, K = 4", {"num_draft_tokens": 4}, alone),
-        ("torch services, adaptive", {}, alone),
+        ("target alone", {"num_draft_tokens": 0}, ""),
+        ("K = 4", {"num_draft_tokens": 4}, "target alone"),
+        ("adaptive", {}, "target alone"),
     ]
-    assert [each.name for each in without] == [alone, "torch services, adaptive"]
-    assert not any(each.same_as for each in of_services("vllm services", Endpoint(), 4, False))
+    assert [each.name for each in without] == ["target alone", "adaptive"]
+    assert not any(each.same_as for each in of_services(Endpoint(), Endpoint(), 4, False))
 
 
-async def test_vllm_is_asked_by_lines_and_its_texts_end_before_an_end_token():
-    class Process:
+def test_each_engine_is_compared_by_method_and_a_draft_also_runs_in_the_process_of_the_target():
+    models = Models("", "target", ("draft", "other"), ("head",))
+    comparisons = comparisons_of(models, ["vllm", "torch-d"])
+    assert {each.name: (each.method.target, each.method.draft, each.in_vllm) for each in comparisons} == {
+        "vllm-lookup": ("", "", "alone"),
+        "vllm-ngram": ("", "", "ngram"),
+        "vllm-draft": ("", "draft", "draft_model"),
+        "vllm-head": ("--head=head", "", ""),
+        "torch-draft": ("", "draft", "draft_model"),
+        "vllm-inner-draft": ("--head=draft", "", "draft_model"),
+    }
+    with pytest.raises(ValueError, match="no comparison begins with else, but there are vllm-lookup, "):
+        comparisons_of(models, ["else"])
+
+
+def test_vllm_has_as_many_live_requests_as_the_window_and_its_texts_end_before_an_end_token(monkeypatch):
+    """A text has two tokens and the end token 0, if it is not shorter by its limit."""
+
+    class Engine:
         def __init__(self):
-            self.stdin = self.stdout = self
-            self.written = b""
+            self.live, self.num_live, self.aborted = {}, [], []
 
-        def write(self, line):
-            self.written += line
+        def add_request(self, name, prompt, params):
+            self.live[name] = ([*prompt["prompt_token_ids"], 7, 0][: params["max_tokens"]], [])
 
-        async def readline(self):
-            return b'{"seconds": 2.0, "outputs": [[7, 0, 0]]}\n'
+        def step(self):
+            self.num_live.append(len(self.live))
+            for name, (text, ids) in list(self.live.items()):
+                ids.append(text[len(ids)])
+                if finished := ids == text:
+                    del self.live[name]
+                yield SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=ids)], finished=finished)
 
-    process = Process()
-    request = Request([{"token_ids": {"token_ids": [1, 2]}}], 3, 0.0, 1, "")
-    run = await Generator(process, BytesIO(), [0]).ask(request)
-    assert process.written == b'{"prompts": [[1, 2]], "max_tokens": 3, "end_token_ids": [0]}\n'
-    assert (run.seconds, [answer.token_ids for answer in run.answers]) == (2.0, [[7]])
+        def abort_request(self, names):
+            self.aborted += names
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    engine = Engine()
+    prompts = [{"token_ids": {"token_ids": [index]}} for index in range(1, 9)]
+    run = run_in_window(engine, Request(prompts, 4, 0.0, 1, "", Window(2, 7)), end_token_ids=(0,))
+    assert [(answer.token_ids, answer.is_cut) for answer in run.answers] == [
+        ([1, 7], False),
+        ([2, 7], False),
+        ([3, 7], True),
+        ([4], True),
+    ]
+    assert (set(engine.num_live), engine.aborted) == ({2}, ["2", "3"])
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ def run(seconds: float, rounds: int = 0, drafted: int = 0) -> Run:
 
 
 def results(differing: list[str]) -> Results:
-    alone = Row("1 request", "alone", [run(1.0, 20)], 1)
-    draft = Row("1 request", "draft", [run(0.5, 11, 40)], 1, first=alone)
+    alone = Row("1 request", "alone", [run(1.0, 20)], 1, 1)
+    draft = Row("1 request", "draft", [run(0.5, 11, 40)], 1, 1, first=alone)
     return Results([alone, draft], differing, num_compared=2)
 
 
@@ -50,7 +50,7 @@ def test_a_line_has_its_figures_and_a_column_without_any_is_left_out() -> None:
     assert shown[0] == ["tokens/s", "over", "first", "per", "pass", "drafted", "accepted", "same"]
     assert shown[1] == ["1", "request"]
     assert shown[3] == ["draft", "40.0", "2.00", "x", "1.82", "4.0", "0.50", "1/1"]
-    plain = Results([Row("", "alone", [run(1.0)], 1)])
+    plain = Results([Row("", "alone", [run(1.0)], 1, 1)])
     assert lines_of(by_case(plain, USUAL_COLUMNS))[0].split() == ["tokens/s", "over", "first", "same"]
 
 

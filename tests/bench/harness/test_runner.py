@@ -7,7 +7,19 @@ from collections.abc import Mapping
 import pytest
 
 from bench.harness.questions import Question
-from bench.harness.runner import Answer, Ask, Case, Contender, Request, Results, Row, Run, at_temperatures, measure
+from bench.harness.runner import (
+    Answer,
+    Ask,
+    Case,
+    Contender,
+    Request,
+    Results,
+    Row,
+    Run,
+    Window,
+    at_temperatures,
+    measure,
+)
 from specdec.v1.generation_pb2 import SpeculationStats
 
 
@@ -98,6 +110,31 @@ async def test_an_answer_without_tokens_differs_from_one_whose_tokens_have_no_te
 
     case = Case("", [[Question("", ("?",))]], contenders({"a": answers([1]), "b": answers([])}))
     assert (await results_of([case])).differing
+
+
+async def test_texts_that_a_window_has_cut_are_compared_as_far_as_they_go_and_are_in_no_figure_of_rounds() -> None:
+    def answers(*texts: tuple[list[int], bool]) -> Ask:
+        async def ask(_: Request) -> Run:
+            stats = SpeculationStats(num_rounds=1)
+            return Run(1.0, [Answer(ids, "", SpeculationStats() if is_cut else stats, is_cut) for ids, is_cut in texts])
+
+        return ask
+
+    asks = {
+        "alone": answers(([1, 2], False), ([3], True)),
+        "draft": answers(([1, 2], False), ([3, 4], True), ([5], True)),
+    }
+    other = answers(([1, 2, 3], True), ([4], True))  # the first goes on where the text has ended
+    questions = [Question("", prompt={"text": str(index)}) for index in range(4)]
+    case = Case("1", [questions], contenders(asks | {"other": other}), window=Window(1, 3))
+    results = await results_of([case])
+    assert results.differing == ["1, other: '0'", "1, other: '1'"]
+    assert [(row.num_same, row.num_texts, row.tokens_per_pass) for row in results.rows[:2]] == [(2, 2, 2.0)] * 2
+
+
+def test_the_first_answers_of_a_window_do_not_all_end_at_once() -> None:
+    request = Request([{}] * 9, 8, 0.0, 1, "", Window(4, 64))
+    assert [request.max_tokens_of(index) for index in range(6)] == [2, 4, 6, 8, 8, 8]
 
 
 def test_a_figure_is_the_median_over_turns_next_to_the_first_contender() -> None:
