@@ -15,8 +15,8 @@ from typing import Any
 from gateway import logprobs
 from gateway.bodies import ChatBody, CompletionBody
 from gateway.call_finder import Text
-from gateway.calls import Call
 from gateway.errors import HttpError
+from gateway.tool_call import Call
 from gateway.tools import Parser, Part, Reasoning
 from gateway.usage import Usage
 from specdec.v1 import generation_pb2

@@ -31,11 +31,11 @@ from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable, unk
 from gateway.metrics import Metrics
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
+from gateway.prompts import responses
 from gateway.reading import Bodies
 from gateway.responses_answer import ResponsesAnswer
 from gateway.responses_body import ResponsesBody
 from gateway.settings import GatewaySettings
-from gateway.sources import responses
 from gateway.tools import Formats, Parser
 from gateway.waiting import Waiting, shutting_down
 from specdec.client import Client

@@ -1,6 +1,6 @@
 """Calls of tools in a text that comes in pieces: found as model families write them, and passed on piece by piece.
 
-Knows where calls are; does not know their forms (gateway.calls), reasoning and choices. What breaks a call is passed on
+Knows where calls are; does not know their forms (gateway.tool_call), reasoning and choices. What breaks a call is passed on
 as it is, as the end of its arguments, up to where the next call begins.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from gateway.calls import CLOSE, FUNCTION, OPEN, Arguments, Call, CallReader
 from gateway.lenient import BrokenValue, read_value
-from gateway.source import Reading, Source
+from gateway.pieces import Reading, Source
+from gateway.tool_call import CLOSE, FUNCTION, OPEN, Arguments, Call, CallReader
 
 Format = Literal["hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic"]
 

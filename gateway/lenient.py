@@ -10,7 +10,7 @@ import json
 import math
 import re
 
-from gateway.source import Reading, Source, Write
+from gateway.pieces import Reading, Source, Write
 
 _MAX_DEPTH = 100
 """Parsers of clients have limits, too."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.source import MAX_SPACES, held_length
+from gateway.pieces import MAX_SPACES, held_length
 
 _BEGIN, _END = "<think>", "</think>"
 

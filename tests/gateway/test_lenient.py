@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.lenient import BrokenValue, json_of, read_value
-from gateway.source import Source
+from gateway.pieces import Source
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 VALUES = st.recursive(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.call_finder import Format, Text, format_of
-from gateway.calls import Arguments, Call
+from gateway.tool_call import Arguments, Call
 from gateway.tools import Parser, Part, Reasoning
 from tests.checkout import DEMO
 from tests.gateway.conftest import serving_demo

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from gateway.lenient import BrokenValue, expect, goes_on, json_of, read_string, read_value, write_text
-from gateway.source import Reading, Source, Write
+from gateway.pieces import Reading, Source, Write
 
 OPEN, CLOSE, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _NAME = re.compile(r"[\w.-]*")
