@@ -1,7 +1,7 @@
 """Calls of tools in a text that comes in pieces: found as model families write them, and passed on piece by piece.
 
-Knows where calls are; does not know their forms (gateway.tool_call), reasoning and choices. What breaks a call is passed
-on as it is, as the end of its arguments, up to where the next call begins.
+Knows where calls are; does not know their forms (gateway.tool_call), reasoning and choices. What breaks a call is
+passed on as it is, as the end of its arguments, up to where the next call begins.
 """
 
 from __future__ import annotations
