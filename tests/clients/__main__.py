@@ -1,140 +1,163 @@
-"""``make test-clients``: clients with heavy dependencies against ``specdec up``, in an environment of their own.
+"""``make test-clients``: clients as people install them, each in a process and an environment of its own.
 
-Each asks for the same greedy text, whole and as a stream. lm-eval gives the same numbers with speculation on and off.
+They ask ``specdec up`` with the demo pair, and for loops of tools a target that follows a script. A table of versions and
+results is printed at the end, and the exit status is 1 if a check failed. Arguments are parts of clients' names: only these.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PROMPT = "def add(first, second):\n    return first + second\n\n\ndef subtract("
-MODEL = "target"
-TASK = {
-    "task": "tiny",
-    "dataset_path": "json",
-    "output_type": "generate_until",
-    "doc_to_text": "{{question}}",
-    "doc_to_target": "{{answer}}",
-    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 24, "temperature": 0.0},
-    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-}
+from specdec.cli.processes import free_ports
+from tests.checkout import ROOT
+from tests.clients import scene
+from tests.clients.scene import Servers
+
+ENVIRONMENTS = ROOT / ".venv-clients"
+VLLM = ROOT / ".venv-vllm"
 
 
-def posted(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        found: dict[str, Any] = json.load(response)
-    return found
+@dataclass(frozen=True)
+class Client:
+    """``module``: of this folder. ``environment``: its Python, or a directory of node modules."""
+
+    name: str
+    module: str
+    environment: Path
 
 
-def expected(url: str) -> str:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
-    text: str = posted(f"{url}/completions", body)["choices"][0]["text"]
-    return text
+CLIENTS = (
+    Client("openai 1", "openai_sdk", ENVIRONMENTS / "openai-1"),
+    Client("openai 3", "openai_sdk", ENVIRONMENTS / "openai-3"),
+    Client("openai-node", "openai_node.mjs", ENVIRONMENTS / "node"),
+    Client("Vercel ai", "vercel.mjs", ENVIRONMENTS / "node"),
+    Client("litellm, of 2025", "litellm_sdk", ENVIRONMENTS / "openai-1"),
+    Client("litellm", "litellm_sdk", ENVIRONMENTS / "openai-2"),
+    Client("langchain-openai", "langchain_sdk", ENVIRONMENTS / "openai-3"),
+    Client("openai-agents", "agents_sdk", ENVIRONMENTS / "openai-3"),
+    Client("pydantic-ai", "pydantic_ai_sdk", ENVIRONMENTS / "openai-3"),
+    Client("instructor", "instructor_sdk", ENVIRONMENTS / "openai-3"),
+    Client("llama-index", "llama_index_sdk", ENVIRONMENTS / "openai-2"),
+    Client("haystack", "haystack_sdk", ENVIRONMENTS / "openai-3"),
+    Client("llm", "llm_cli", ENVIRONMENTS / "openai-3"),
+    Client("lm-eval", "lm_eval_cli", ENVIRONMENTS / "openai-3"),
+    Client("vllm bench serve", "vllm_bench", VLLM),
+    Client("guidellm", "guidellm_bench", ENVIRONMENTS / "load"),
+    Client("aiperf", "aiperf_bench", ENVIRONMENTS / "load"),
+)
 
 
-def langchain(url: str) -> tuple[str, str]:
-    from langchain_openai import OpenAI
+@dataclass
+class Report:
+    """What a client's checks gave, by their names: "ok", or "failed: ..." or "skipped: ...", with the reason."""
 
-    client = OpenAI(base_url=url, api_key="any", model=MODEL, temperature=0, max_tokens=24)
-    return client.invoke(PROMPT), "".join(client.stream(PROMPT))
+    client: str
+    version: str = ""
+    results: dict[str, str] = field(default_factory=dict)
 
+    def names(self, result: str) -> list[str]:
+        return [name for name, text in self.results.items() if text.partition(":")[0] == result]
 
-def llama_index(url: str) -> tuple[str, str]:
-    from llama_index.llms.openai_like import OpenAILike
-
-    client = OpenAILike(model=MODEL, api_base=url, api_key="any", temperature=0, max_tokens=24, is_chat_model=False)
-    return client.complete(PROMPT).text, "".join(part.delta or "" for part in client.stream_complete(PROMPT))
-
-
-def llm(url: str) -> tuple[str, str]:
-    with tempfile.TemporaryDirectory() as home:
-        known = [{"model_id": MODEL, "model_name": MODEL, "api_base": url, "completion": True}]
-        (Path(home) / "extra-openai-models.yaml").write_text(json.dumps(known))
-        command = [str(Path(sys.executable).parent / "llm"), "-m", MODEL, "-o", "temperature", "0", "-o", "max_tokens"]
-        environment = {**os.environ, "LLM_USER_PATH": home, "OPENAI_API_KEY": "any"}
-
-        def ran(*flags: str) -> str:
-            asked = [*command, "24", "--key", "any", *flags, PROMPT]
-            return subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout[:-1]
-
-        return ran("--no-stream"), ran()
+    def row(self) -> str:
+        texts = [f"{len(self.names('ok'))} ok" if self.names("ok") else ""]
+        texts += [f"{result}: {', '.join(names)}" for result in ("failed", "skipped") if (names := self.names(result))]
+        lines = textwrap.wrap("; ".join(filter(None, texts)), 80 - 30)
+        return f"{self.client:<18}{self.version:<12}" + f"\n{'':30}".join(lines)
 
 
-def lm_eval(url: str) -> list[float]:
-    """The numbers of a tiny task, with speculation and without."""
-    numbers = []
-    with tempfile.TemporaryDirectory() as directory:
-        questions = [{"question": PROMPT, "answer": expected(url).split("\n")[0]}, {"question": "x", "answer": "no"}]
-        data = Path(directory) / "data.jsonl"
-        data.write_text("\n".join(map(json.dumps, questions)))
-        task = TASK | {"dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
-        (Path(directory) / "tiny.yaml").write_text(json.dumps(task))
-        for number in ("", ",num_draft_tokens=0"):
-            given = f"model={MODEL},base_url={url}/completions,tokenizer_backend=remote,num_concurrent=1"
-            command = [str(Path(sys.executable).parent / "lm_eval"), "--model=local-completions", "--tasks=tiny"]
-            flags = [f"--include_path={directory}", f"--output_path={directory}/out{number}"]
-            generation = "--gen_kwargs=temperature=0" + number
-            subprocess.run([*command, *flags, f"--model_args={given}", generation], check=True, capture_output=True)
-            [file] = Path(f"{directory}/out{number}").rglob("results_*.json")
-            results = json.loads(file.read_text())["results"]["tiny"]
-            numbers.append(next(value for name, value in results.items() if name.startswith("exact_match,")))
-    return numbers
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[None]:
+    """A process in the background, which ends by SIGINT. Its output is shown if there is an error."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            yield
+        except BaseException:
+            log.seek(0)
+            print(log.read()[-4000:], file=sys.stderr)
+            raise
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
 
 
-CLIENTS: dict[str, Callable[[str], tuple[str, str]]] = {
-    "langchain-openai": langchain,
-    "llama-index-llms-openai-like": llama_index,
-    "llm": llm,
-}
+@contextlib.contextmanager
+def servers() -> Iterator[Servers]:
+    grpc, http, scripted = free_ports(3)
+    specdec = Path(sys.executable).parent / "specdec"
+    with (
+        running(str(specdec), "up", f"--port={grpc}", f"--http-port={http}"),
+        running(sys.executable, "-m", "tests.clients.scripted", str(scripted)),
+    ):
+        urls = [f"http://127.0.0.1:{port}/v1" for port in (http, scripted)]
+        for url in urls:
+            await_server(url)
+        yield Servers(*urls)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+def await_server(url: str, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/models", timeout=5).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def command_of(client: Client) -> list[str]:
+    """Empty if it is not installed."""
+    if not client.module.endswith(".mjs"):
+        python = client.environment / "bin" / "python"
+        return [str(python), "-m", f"tests.clients.{client.module}"] if python.exists() else []
+    node = shutil.which("node")
+    if node is None or not (client.environment / "node_modules").exists():
+        return []
+    for module in Path(__file__).parent.glob("*.mjs"):  # node looks for packages next to a program
+        shutil.copy(module, client.environment)
+    return [node, str(client.environment / client.module)]
+
+
+def report(client: Client, at: Servers) -> Report:
+    result = Report(client.name)
+    command = command_of(client)
+    if not command:
+        result.results["all"] = f"skipped: {client.environment.name} is not installed"
+        return result
+    environment = {**os.environ, "SCENE": scene.as_json(at), "OPENAI_API_KEY": "any", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    lines = dict(line.split("\t", 1) for line in process.stdout.splitlines() if "\t" in line)
+    result.version = lines.pop("version", "")
+    result.results = lines
+    if process.returncode or not lines:
+        result.results["start"] = f"failed: {process.stderr[-1000:]}"
+    return result
 
 
 def main() -> None:
-    grpc, http = free_port(), free_port()
-    command = [str(ROOT / ".venv" / "bin" / "specdec"), "up", f"--port={grpc}", f"--http-port={http}"]
-    services = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    url, wrong = f"http://127.0.0.1:{http}/v1", 0
-    try:
-        for _ in range(120):
-            time.sleep(1)
-            try:
-                text = expected(url)
-                break
-            except OSError:
-                continue
-        else:
-            raise SystemExit("specdec up does not answer")
-        for name, ask in CLIENTS.items():
-            whole, streamed = ask(url)
-            right = whole.rstrip("\n") == streamed.rstrip("\n") == text.rstrip("\n")
-            wrong += not right
-            print(f"{name}: {'the same text, whole and as a stream' if right else f'{whole!r}, {streamed!r}'}")
-        drafted, alone = lm_eval(url)
-        wrong += drafted != alone
-        print(f"lm-eval: {drafted} with speculation, {alone} without")
-    finally:
-        services.send_signal(signal.SIGINT)
-        services.wait()
-    raise SystemExit(wrong)
+    chosen = [client for client in CLIENTS if not sys.argv[1:] or any(name in client.name for name in sys.argv[1:])]
+    reports = []
+    with servers() as at:
+        for client in chosen:
+            reports.append(report(client, at))
+            for name, result in reports[-1].results.items():
+                print(f"{client.name}: {name}: {result}", flush=True)
+    print("\n" + "\n".join(each.row() for each in reports))
+    raise SystemExit(any(each.names("failed") for each in reports))
 
 
 if __name__ == "__main__":
