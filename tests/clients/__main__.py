@@ -1,7 +1,7 @@
 """``make test-clients``: clients as people install them, each in a process and an environment of its own.
 
 They ask ``specdec up`` with the demo pair, and for loops of tools a target that follows a script. A table of versions and
-results is printed at the end, and the exit status is 1 if a check failed. Arguments are parts of clients' names: only these.
+results is printed at the end, and the exit status is 1 if a check failed. Arguments are beginnings of clients' names: only these.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CLIENTS = (
     Client("langchain-openai", "langchain_sdk", ENVIRONMENTS / "openai-3"),
     Client("openai-agents", "agents_sdk", ENVIRONMENTS / "openai-3"),
     Client("pydantic-ai", "pydantic_ai_sdk", ENVIRONMENTS / "openai-3"),
-    Client("instructor", "instructor_sdk", ENVIRONMENTS / "openai-3"),
+    Client("instructor", "instructor_sdk", ENVIRONMENTS / "openai-2"),
     Client("llama-index", "llama_index_sdk", ENVIRONMENTS / "openai-2"),
     Client("haystack", "haystack_sdk", ENVIRONMENTS / "openai-3"),
     Client("llm", "llm_cli", ENVIRONMENTS / "openai-3"),
@@ -149,7 +149,7 @@ def report(client: Client, at: Servers) -> Report:
 
 
 def main() -> None:
-    chosen = [client for client in CLIENTS if not sys.argv[1:] or any(name in client.name for name in sys.argv[1:])]
+    chosen = [client for client in CLIENTS if not sys.argv[1:] or client.name.startswith(tuple(sys.argv[1:]))]
     reports = []
     with servers() as at:
         for client in chosen:

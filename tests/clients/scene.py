@@ -54,7 +54,8 @@ class Servers:
     scripted: str
 
 
-Check = Callable[[Servers], None]
+Check = Callable[[Servers], str | None]
+"""What a client can do. It may return figures."""
 
 
 class Skipped(Exception):
@@ -103,8 +104,8 @@ def run(package: str, *checks: Check) -> None:
     for check in checks:
         name = check.__name__.replace("_", " ")
         try:
-            check(servers)
-            print(f"{name}\tok")
+            figures = check(servers)
+            print(f"{name}\tok" + (f": {figures}" if figures else ""))
         except Skipped as reason:
             print(f"{name}\tskipped: {reason}")
         except Exception as error:
