@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SECONDS = 30
+REQUESTS_PER_S = 1
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 32
 TOKENIZER = str(Path(__file__).resolve().parents[2] / "models" / "demo" / "target")

@@ -16,8 +16,6 @@ parser = argparse.ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-REQUESTS_PER_S = 1
-
 
 def time_to_first_token(servers: Servers) -> str:
     def median_ttft_ms(kind: str) -> float:
@@ -32,15 +30,15 @@ def time_to_first_token(servers: Servers) -> str:
                 "dataset-name": "random",
                 "random-input-len": load.PROMPT_TOKENS,
                 "random-output-len": load.OUTPUT_TOKENS,
-                "request-rate": REQUESTS_PER_S,
-                "num-prompts": load.SECONDS * REQUESTS_PER_S,
+                "request-rate": load.REQUESTS_PER_S,
+                "num-prompts": load.SECONDS * load.REQUESTS_PER_S,
                 "result-dir": directory,
                 "result-filename": "result.json",
             }
             arguments = [f"--{name}={value}" for name, value in flags.items()]
             load.run([sys.executable, "-c", PROGRAM, *arguments, "--save-result"])
             result = json.loads((Path(directory) / "result.json").read_text())
-            scene.equal(result["completed"], load.SECONDS * REQUESTS_PER_S)
+            scene.equal(result["completed"], load.SECONDS * load.REQUESTS_PER_S)
             return float(result["median_ttft_ms"])
 
     return load.equal_first_tokens(median_ttft_ms)
