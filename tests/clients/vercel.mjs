@@ -7,7 +7,9 @@ import { assert, needsResponses, order, run, scene, weather } from "./scene.mjs"
 const parameters = { ...scene.tool.function.parameters, additionalProperties: false };
 const tools = { weather: tool({ inputSchema: jsonSchema(parameters), execute: async (input) => weather(input) }) };
 const user = { role: "user", content: scene.question };
-const steps = { tools, stopWhen: stepCountIs(3), maxRetries: 0 };
+// With store true, its default, the provider for OpenAI names earlier items by references, which need a store.
+const providerOptions = { openai: { store: false } };
+const steps = { tools, stopWhen: stepCountIs(3), maxRetries: 0, providerOptions };
 
 const chat = (baseURL) =>
   createOpenAICompatible({ name: "specdec", baseURL, supportsStructuredOutputs: true })(scene.model);
