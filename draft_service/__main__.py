@@ -48,7 +48,7 @@ def _drafter(settings: DraftSettings) -> Drafter:
         from draft_service.drafters.vllm_drafter import SAMPLER, VllmDrafter
         from specdec.vllm.loading import load_engine
 
-        return VllmDrafter(*load_engine(settings, SAMPLER, prefix_caching=False))
+        return VllmDrafter(*load_engine(settings, SAMPLER))
     from draft_service.drafters.language_model import LanguageModelDrafter
     from specdec.runner.loading import load_runner
 

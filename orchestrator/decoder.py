@@ -22,7 +22,7 @@ from specdec.core.rounds import Verdict
 
 
 class Target(Protocol):
-    """The side that verifies."""
+    """The side that verifies: RoundClock around TargetClient."""
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         """The next verdict of the target, and the record of the round: the accepted nodes of the verified tree and the

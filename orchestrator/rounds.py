@@ -33,7 +33,7 @@ class RoundPlan:
     """The plan of the next round.
 
     ``grants``: the best source first; the first one that has tokens is verified. ``num_autonomous``: autonomous
-    verdicts allowed after this round, those in flight included. ``round_s``: seconds of a round with 0, 1, ... nodes;
+    tokens allowed after this round, those in flight included. ``round_s``: seconds of a round with 0, 1, ... nodes;
     of an arrived tree the part with the most tokens per second is verified (empty: the most likely nodes).
     ``self_draft_nodes``: at most, of a tree that the target drafts itself where it has none. ``deadline_s``: how long
     the round waits for a draft. ``next_round_after_s``: the next round may be sent before the verdict, so long after

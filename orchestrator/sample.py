@@ -98,6 +98,7 @@ class Sample:
         self._metrics = services.metrics
         self._experience = experience
         self._span = trace.get_current_span()
+        self._park_after_s = services.settings.park_after_s
         self._position = len(answer.request.resume.get(index, ()))  # ids that the client has
         self._num_in_history = sequence.base  # see TextHistory.write
         model, num_ahead = answer.model, services.settings.num_ahead_tokens
@@ -163,6 +164,7 @@ class Sample:
             async with self._draft, self._target, aclosing(steps):
                 if self._sequence.finished:
                     await self._send_finished()
+                    return
                 async for step in steps:
                     await self._report(step)
         finally:
@@ -172,6 +174,8 @@ class Sample:
     async def _report(self, step: Step) -> None:
         """Send what a step gave, and measure it."""
         record, split = step.record, self._clock.split(step.record)
+        self._observe(record, split)
+        self._clock.hands_over()
         await self._send_prompt()
         if self._request.output.rounds:
             report = RoundReport(
@@ -182,14 +186,12 @@ class Sample:
                 path_s=split.network + split.orchestrator,
             )
             await self._send(report)
-        self._observe(record, split)
-        if has_output := bool(step.piece) or self._sequence.finished:
-            self._clock.hands_over()
+        if step.piece or self._sequence.finished:
             await self._send_chunk(step.piece)
         self._add_to_history()
         if self._experience.costs.target_known and self._metrics.poll_due():
             self._metrics.target_alone_s = self._experience.costs.alone_s
-        self._clock.continues(handed_over=has_output)
+        self._clock.continues()
 
     def _observe(self, record: RoundRecord, split: Split) -> None:
         self._metrics.round_ended(record, split, self._draft.tally)
@@ -238,13 +240,22 @@ class Sample:
         await self._target.verify(sequence, EMPTY_TREE)
         return sequence.prompt_logprobs
 
+    async def _wait_for(self, sent: asyncio.Event) -> None:
+        """After a while without the replicas: the first sample may need their memory, and the client may not read."""
+        try:
+            async with asyncio.timeout(self._park_after_s):
+                await sent.wait()
+        except TimeoutError:
+            self._park()
+            await sent.wait()
+
     async def _send_prompt(self) -> None:
         """Send the prompt, if it is requested, with its logprobs, which the first sample has. The others wait."""
         output, sent = self._request.output, self._answer.prompt_sent
         if not output.prompt:
             return
         if self._index:
-            await sent.wait()
+            await self._wait_for(sent)
         if sent.is_set():
             return
         position, logprobs = 0, Logprobs.joined(self._sequence.prompt_logprobs)

@@ -30,7 +30,7 @@ _Outcome = tuple[Decision | SpecdecError | None, Timings]
 """Of a sequence in a pass, with the times of the pass."""
 
 MAX_AUTONOMOUS = 64
-"""Autonomous verdicts that a round may allow in addition to its own."""
+"""Autonomous tokens that a round may allow in addition to its own. Ours ask for 32 (orchestrator/control)."""
 
 
 @dataclass(slots=True)

@@ -50,7 +50,6 @@ class VllmVerifier:
                 self.info,
                 capabilities=(*capabilities, SELF_DRAFT),
                 self_draft=engine.proposer.name,
-                self_draft_nodes=engine.max_chain,
             )
 
     @property

@@ -13,7 +13,7 @@ import httpx2 as httpx
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
 
-_JOINED = ("text", "content", "arguments", "reasoning")
+_JOINED = ("text", "content", "arguments", "reasoning", "reasoning_content")
 _NOT_COMPARED = ("id", "created", "prompt_tokens_details", "completion_tokens_details", "metrics")
 """Of an answer over HTTP: drawn anew for each request, or a matter of what is cached or was drafted."""
 

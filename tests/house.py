@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_540,
-    "orchestrator": 7_720,
+    "specdec": 15_660,
+    "orchestrator": 7_730,
     "target_service": 3_470,
-    "draft_service": 2_260,
+    "draft_service": 2_285,
     "gateway": 3_860,
-    "bench": 6_950,
+    "bench": 6_975,
     "testing": 2_605,
-    "tests": 41_950,
+    "tests": 42_250,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
@@ -72,7 +72,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 2000
+MAX_LINES_OF_DOCS = 2015
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]

@@ -1,4 +1,5 @@
-"""``specdec bench differential``: random requests over HTTP and gRPC, with and without speculation.
+"""``specdec bench differential``: random requests over HTTP and gRPC, with and without speculation: options, grammars,
+tools, reasoning, conversations of several turns.
 
 The pair in the repository answers each request alone, and then with each source of draft tokens. All answers must be
 equal, field by field, and so must be the rest of an answer that is resumed. A difference is made smaller: every option
@@ -61,7 +62,7 @@ async def running(sources: Sequence[str], threads: int) -> AsyncIterator[Ask]:
         clients: dict[str, tuple[Client, httpx.AsyncClient]] = {}
         for name, port in zip(names, free_ports(len(names)), strict=True):
             behind, client = await serving.start(methods[name])
-            flags = [f"--orchestrator={behind.address}", "--log-level=WARNING"]
+            flags = [f"--orchestrator={behind.address}", "--reasoning-format=think", "--log-level=WARNING"]
             await listening(await stack.enter_async_context(service("gateway", port, flags)))
             http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LONG_PATIENCE_S)
             clients[name] = client, await stack.enter_async_context(http)

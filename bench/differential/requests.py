@@ -82,7 +82,12 @@ def _grammar(chance: random.Random) -> tuple[str, Any]:
     if kind == "json_schema":
         return kind, json.dumps({**_schema(chance, chance.randint(0, 3)), "x-guidance": {"whitespace_flexible": False}})
     texts: dict[str, Any] = {
-        "regex": chance.choice((r"[a-f]{3}-\d\d?", r"(yes|no|\w{1,9})( and \w+)*", r"[\p{L} ]{4,40}\.", r"(a|ab|b)*c")),
+        "regex": chance.choice(
+            (
+                *(r"[a-f]{3}-\d\d?", r"(yes|no|\w{1,9})( and \w+)*", r"[\p{L} ]{4,40}\.", r"(a|ab|b)*c"),
+                r"(<think>)?[a-z ]{1,20}</think>\n?(yes|no)",
+            )
+        ),
         "grammar": chance.choice(
             (
                 'start: "(" item ("," item)* ")"\nitem: /[0-9]+/ | "x"',
@@ -148,7 +153,30 @@ def _as_completion(fields: dict[str, Any], chance: random.Random) -> dict[str, A
 
 def _as_chat(fields: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     some = {"logprobs": True, **_of_http(chance)}
-    return fields | {"messages": [{"role": "user", "content": chance.choice(_PROMPTS)}]} | _some(some, chance)
+    if chance.random() < 0.5:
+        return fields | {"messages": [{"role": "user", "content": chance.choice(_PROMPTS)}]} | _some(some, chance)
+    reasoning = {"reasoning_effort": chance.choice(("low", "none")), "include_reasoning": False}
+    return fields | _conversation(chance) | _some(some, chance) | _some(reasoning, chance)
+
+
+def _conversation(chance: random.Random) -> dict[str, Any]:
+    """Of up to four turns, with what clients send back of their answers: reasoning, calls of tools, results."""
+    messages: list[dict[str, Any]] = []
+    for number in range(chance.randint(1, 4)):
+        messages.append({"role": "user", "content": chance.choice(_PROMPTS)})
+        call = {"name": chance.choice(("act", "look")), "arguments": chance.choice(('{"a": 1}', "{}", '{"a": "é'))}
+        calls = [{"id": f"call_{number}", "type": "function", "function": call}]
+        answer: dict[str, Any] = {"role": "assistant", "content": chance.choice(("yes", "", None))}
+        answer |= _some({"reasoning_content": "So be it.\n", "tool_calls": calls}, chance)
+        messages.append(answer)
+        if "tool_calls" in answer:
+            messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": chance.choice(("7", ""))})
+    if chance.random() < 0.7:
+        messages.append({"role": "user", "content": chance.choice(_PROMPTS)})
+    parameters = {"type": "object", "properties": {"a": _schema(chance, 1)}}
+    names = chance.choice(((), (), ("act",), ("act", "look")))
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in names]
+    return {"messages": messages} | ({"tools": tools, "tool_choice": "auto"} if tools else {})
 
 
 def _of_http(chance: random.Random) -> dict[str, Any]:

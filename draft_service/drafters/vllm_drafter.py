@@ -54,14 +54,12 @@ _Sequence = DraftSequence[_State]
 
 
 class VllmDrafter:
-    """See draft_service.drafter.Drafter. ``engine`` must not cache prefixes: drafts are taken back.
-
-    Where a tree is to grow below several nodes, those with known candidates grow, and the most likely other one: each
-    further path would take another pass.
-    """
+    """See draft_service.drafter.Drafter. Where a tree is to grow below several nodes, those with known candidates grow,
+    and the most likely other one: each further path would take another pass."""
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
+        self._yields = False
         # What follows a full context can be guessed, but not by vLLM.
         self.info = dataclasses.replace(
             info,
@@ -77,26 +75,35 @@ class VllmDrafter:
             self._engine.remove(state.key)
 
     def request_yield(self, requested: bool) -> None:
-        pass  # a pass is one token
+        self._yields = requested
 
     def cache_use(self) -> tuple[int, int]:
         return self._engine.cache_use()
 
     def learn(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
-        return self._feed(sequences, [()] * len(sequences))
+        return self._feed(sequences, [()] * len(sequences), num_further=0)
 
     def grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         for sequence in sequences:
             sequence.state.follow(sequence)
-        fed = self._feed(sequences, list(map(_next_path, sequences)))
+        fed = self._feed(sequences, list(map(_next_path, sequences)), num_further=self._num_further(sequences))
         grown: list[Sequence[Candidate] | SpecdecError | None] = []
         for sequence, outcome in zip(sequences, fed, strict=True):
-            grown.append(_children(sequence) if outcome is True else outcome or None)
+            proposed = _children if sequence.branches else _chain
+            grown.append(proposed(sequence) if outcome is True else outcome or None)
         return grown
 
-    def _feed(self, sequences: Sequence[_Sequence], paths: Sequence[Path]) -> list[SpecdecError | bool]:
+    def _num_further(self, sequences: Sequence[_Sequence]) -> int:
+        """Nodes after the first that each wants, one below the other: they are drafted in the same step."""
+        if self._yields or any(sequence.branches for sequence in sequences):
+            return 0
+        return max(0, min(sequence.num_wanted for sequence in sequences) - 1)
+
+    def _feed(
+        self, sequences: Sequence[_Sequence], paths: Sequence[Path], num_further: int
+    ) -> list[SpecdecError | bool]:
         """One pass, which gives the candidates at the end of each path that lacks them. True: they are there; False:
-        that takes another pass."""
+        that takes another pass. ``num_further``: likewise below the likeliest of them, and so on."""
         chains: dict[str, list[int]] = {}
         lacking: dict[int, list[int]] = {}
         requests: dict[str, Request] = {}
@@ -108,7 +115,7 @@ class VllmDrafter:
                 lacking[index] = self._lacking(sequence, path)
                 chains[state.key] = lacking[index][: self._engine.max_chain]
                 requests[state.key] = Request(sequence.base, sequence.num_candidates)
-        outcomes = self._engine.run(chains, requests)[0] if chains else {}
+        outcomes = self._engine.run(chains, requests, num_further)[0] if chains else {}
         return [
             index not in lacking
             or _take(outcomes[sequence.state.key], sequence, path=paths[index], num_lacking=len(lacking[index]))
@@ -118,8 +125,9 @@ class VllmDrafter:
     def _lacking(self, sequence: _Sequence, path: Path) -> list[int]:
         """What vLLM's text of this sequence lacks, after what it has too much is taken back."""
         state = sequence.state
-        text = [*sequence.ids[state.num_known :], *path]
-        lacking = self._engine.follow(state.key, state.num_known, text) if state.key else None
+        text, lacking = [*sequence.ids[state.num_known :], *path], None
+        if state.key:
+            lacking = self._engine.follow(state.key, state.num_known, text, num_committed=sequence.base)
         if lacking is None:
             # Without the path, because a prompt cannot be taken back.
             state.key, lacking = self._engine.add(sequence.ids, state.spec.cache_salt, state.spec), list(path)
@@ -136,7 +144,9 @@ def _take(outcome: Outcome, sequence: _Sequence, *, path: Path, num_lacking: int
     if outcome.tokens is None or 0 < len(outcome.tokens) <= num_lacking:
         return False
     state.num_known = sequence.base
-    state.candidates[path] = sequence.num_candidates, outcome.extra or Candidates()
+    for candidates in (outcome.extra or Candidates(), *outcome.draft):
+        state.candidates[path] = sequence.num_candidates, candidates
+        path = (*path, *candidates.token_ids[:1])
     return True
 
 
@@ -154,6 +164,20 @@ def _children(sequence: _Sequence) -> list[Candidate]:
         if (candidates := sequence.state.at(path, sequence.num_candidates)) is not None:
             children += candidates.below(branch.parent, branch.num_children)
     return sequence.tree.lacking(children)
+
+
+def _chain(sequence: _Sequence) -> list[Candidate]:
+    """The chain below the last node while candidates are known, each node followed by its siblings."""
+    chain: list[Candidate] = []
+    last = len(sequence.tree) - 1
+    path = sequence.tree.path_ids(last)
+    for parent in range(last, last + sequence.num_wanted):
+        candidates = sequence.state.at(path, sequence.num_candidates)
+        if candidates is None or not candidates.token_ids:
+            break
+        chain += candidates.below(parent, 1 + sequence.num_siblings)
+        path = (*path, candidates.token_ids[0])
+    return chain
 
 
 def _paths(sequence: _Sequence) -> list[tuple[Path, Branch]]:

@@ -1,15 +1,19 @@
-"""The grammar that a request asks for. Knows requests and their owners; does not know how a grammar is compiled."""
+"""The grammar that a request asks for. Knows requests and their owners; does not know how a grammar is compiled.
+
+A grammar is compiled three times: by GrammarSandbox in a child process, to learn whether it is safe; here, for tokens
+that it forces; and at the target, for its mask (specdec.sampling.logits_processors).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from orchestrator.drafting.forced_tokens import BUDGET
@@ -111,22 +115,28 @@ class RequestGrammars:
         model = await self.prepare(target)
         if key not in self._read:
             check = partial(model.sandbox.checked, form, text, reasoning)
-            self._read[key] = asyncio.create_task(self._in_turn(caller.account, check))
-            self._read[key].add_done_callback(partial(self._forget_unanswered, key))
-            if len(self._read) > _KEPT:
-                self._read.popitem(last=False)
+            await self._begin(key, check, caller.account)
         self._read.move_to_end(key)
         grammar = await asyncio.shield(self._read[key])
         return Grammar(grammar, model.grammars.start(grammar, caller.owner))
 
-    def _forget_unanswered(self, key: _Key, task: asyncio.Task[str]) -> None:
+    async def _begin(self, key: _Key, check: Callable[[], Coroutine[Any, Any, str]], account: str) -> None:
+        """Begin to read, one grammar at a time for each account, so that one account's do not take every child. A
+        request that is cancelled before takes its grammar back."""
+        turn = self._turns.setdefault(account, asyncio.Lock())
+        await turn.acquire()
+        if key in self._read:  # by an equal request before
+            turn.release()
+            return
+        self._read[key] = asyncio.create_task(check())
+        self._read[key].add_done_callback(partial(self._end, key, turn))
+        if len(self._read) > _KEPT:
+            self._read.popitem(last=False)
+
+    def _end(self, key: _Key, turn: asyncio.Lock, task: asyncio.Task[str]) -> None:
         if task.cancelled() or isinstance(task.exception(), Overloaded):
             self._read.pop(key, None)
-
-    async def _in_turn(self, account: str, check: Callable[[], Awaitable[str]]) -> str:
-        # One at a time for each account, so that one account's grammars do not take every child.
-        async with self._turns.setdefault(account, asyncio.Lock()):
-            return await check()
+        turn.release()
 
     async def close(self) -> None:
         for task in (*self._read.values(), *self._models.values()):

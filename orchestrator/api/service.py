@@ -180,7 +180,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 ):
                     async for response in responses:
                         await context.write(response)
-                        if response.HasField("chunk") or response.HasField("admission"):
+                        if response.HasField("chunk"):
                             clock.wrote(response.chunk.index, len(response.chunk.token_ids))
                 outcome = "ok"
             except Exception as error:
@@ -220,9 +220,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if target := self._targets.info:
                 checked = self._reader.check(message, target)
             await bounds.enter_async_context(self._admission.admitted(num_samples))
-            if target is None:
-                target = await self._target_info()
-                checked = self._reader.check(message, target)
+            present = await self._target_info()
+            if target is None or present.model_digest != target.model_digest:  # replaced while the request waited
+                target, checked = present, self._reader.check(message, present)
             request = await self._read(message, target, checked, account=account)
             async with aclosing(self._generator.events(request, target, arrived)) as events:
                 account.spend(request.num_given_ids)

@@ -20,7 +20,7 @@ from specdec.speculation.acceptance import AcceptanceModel
 from specdec.speculation.cost import chain_chances, expected_tokens, tree_chances
 
 MAX_AUTONOMOUS = 32
-"""Autonomous tokens: a slow client leaves so many in the target's stream at most."""
+"""Autonomous tokens of a plan: a slow client leaves so many in the target's stream at most. A target allows 64."""
 
 NEXT_ROUND_AT = 0.9
 """Share of a pass after which the next round is sent: passes are not alike."""
@@ -166,7 +166,8 @@ class Adaptive:
 
     def _expected_of_self_draft(self, most: int) -> list[float]:
         """Tokens of a round by the number of self-draft nodes, at most ``most``."""
-        return expected_tokens(tree_chances(self._self_draft_acceptance.of_ranks), most)
+        chances = chain_chances if self._chains else tree_chances
+        return expected_tokens(chances(self._self_draft_acceptance.of_ranks), most)
 
     def _expected(self, chances: Iterator[float]) -> list[float]:
         """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""
@@ -221,7 +222,7 @@ class Adaptive:
 
 
 def _autonomous(sequence: Sequence) -> int:
-    """Autonomous verdicts after the next one, which gives a token at least."""
+    """Autonomous tokens after the next verdict, which gives a token at least."""
     return max(0, min(MAX_AUTONOMOUS, sequence.remaining - 1))
 
 

@@ -16,10 +16,10 @@ START_NODES = 3
 """Nodes of a self-draft while nothing is known of its costs."""
 
 PROBE_EVERY, PROBE_ROUNDS = 48, 3
-"""Where the head does not pay, every so many rounds so many are drafted by it."""
+"""Where self-drafts do not pay, every so many rounds so many are drafted."""
 
 ON = 1.02
-"""Goodput over that of the target alone from which the head drafts."""
+"""Goodput over that of the target alone from which the target drafts."""
 
 _MEMORY_ROUNDS, _PRIOR_TOKENS = 500, 50.0
 """Rounds that accepted and expected tokens are counted over, about, and tokens that came true before. Many, as this

@@ -189,7 +189,7 @@ class RequestClock:
         self._first: float | None = None
         self._last = 0.0
         self._num_tokens = 0
-        self._num_samples: set[int] = set()
+        self._samples: set[int] = set()
 
     def wrote(self, index: int, num_tokens: int) -> None:
         """A chunk of sample ``index`` was written."""
@@ -198,7 +198,7 @@ class RequestClock:
         self._last = time.monotonic()
         self._first = self._first or self._last
         self._num_tokens += num_tokens
-        self._num_samples.add(index)
+        self._samples.add(index)
 
     @property
     def duration_s(self) -> float:
@@ -212,10 +212,10 @@ class RequestClock:
     @property
     def per_token_s(self) -> float | None:
         """Time per token of a sample after its first; None if there was none."""
-        further = self._num_tokens - len(self._num_samples)
+        further = self._num_tokens - len(self._samples)
         if self._first is None or further <= 0:
             return None
-        return (self._last - self._first) * len(self._num_samples) / further
+        return (self._last - self._first) * len(self._samples) / further
 
 
 def _by_kind(kinds: Mapping[str, _Rounds], field: str) -> Points:

@@ -21,7 +21,7 @@ class Split:
 
     ``draft``: waiting for draft tokens. ``queue``, ``model_pass``, ``sample``: at the target. ``network``: the rest of
     the time to the verdict, that is the wire and the event loops at both ends. ``open``: time to the first verdict on a
-    replica, with prefill and replay. ``orchestrator``: its own work. ``client``: waiting for room for the chunk.
+    replica, with prefill and replay. ``orchestrator``: its own work. ``client``: waiting for room for what is sent.
     """
 
     draft: float = 0.0
@@ -62,7 +62,7 @@ class RoundClock:
         return verdict, RoundRecord.of(proposal, verdict, self._target.exchange)
 
     def split(self, record: RoundRecord) -> Split:
-        """The split of the round that the loop has just yielded, with the chunk of the round before."""
+        """The split of the round that the loop has just yielded, with what was sent after the round before."""
         self._handing = now = time.monotonic()
         waited_s = self._answered - self._asked
         split = Split(
@@ -77,19 +77,15 @@ class RoundClock:
         return split
 
     def hands_over(self) -> None:
-        """The chunk is ready: the time from now on is the client's."""
+        """The round is measured: the time from now on is the client's."""
         now = time.monotonic()
         self._work_s = now - self._handing
         self._handing = now
 
-    def continues(self, handed_over: bool) -> None:
+    def continues(self) -> None:
         """The loop continues with its next round."""
         self._continued = time.monotonic()
-        since_s = self._continued - self._handing
-        if handed_over:
-            self._client_s = since_s
-        else:
-            self._work_s, self._client_s = since_s, 0.0
+        self._client_s = self._continued - self._handing
 
 
 def _share(split: Split, waited_s: float, timings: Timings) -> None:

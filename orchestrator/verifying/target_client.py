@@ -41,7 +41,7 @@ class TargetClient:
 
     ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age. ``next_round`` makes the
     next round before the verdict on this one (see orchestrator.drafting.speculation.Speculation.next_round).
-    ``wanted_self_draft_nodes``: nodes of a tree that a target with a head drafts itself.
+    ``wanted_self_draft_nodes``: nodes of a tree that a target drafts itself, if it can.
     """
 
     def __init__(

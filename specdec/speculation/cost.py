@@ -3,7 +3,8 @@
     goodput(k) = E[accepted(k) + 1] / (drafting(k) + overhead + pass(n (k + 1)))
 
 This is the formula of the policy (orchestrator/control), of `specdec plan` and of the benchmarks. All n sequences of a
-pass have equally many draft tokens. Knows probabilities and seconds; does not know how they were measured.
+pass have equally many draft tokens. The policy counts the rows of a draft token and the interference of the draft with
+the target, as measured (DraftLength.goodput). Knows probabilities and seconds; does not know how they were measured.
 (Goodput: Liu et al. 2024, "Optimizing Speculative Decoding for Serving LLMs Using Goodput".)
 """
 

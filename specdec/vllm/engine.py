@@ -1,6 +1,6 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
-All that touches vLLM's private parts is in this file and in worker.py, which are written for one minor version of vLLM.
+What touches vLLM's private parts is here, in worker.py and in worker_drafts.py, written for one minor version of vLLM.
 Three seams are vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens.
 Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
@@ -93,12 +93,14 @@ class VllmEngine:
         self._core.add_request(*self._core.preprocess_add_request(request))
         return key
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
+    def follow(self, key: str, num_known: int, tail: Sequence[int], num_committed: int) -> list[int] | None:
         """Take back what the sequence has beyond ``tail``, which its text must have from ``num_known`` on (it agrees
-        before). Returns what it lacks: the chain of its next passes, which its sampler must accept; None: it was
-        removed, because its text had filled the context. Not with prefix caching, which would keep what was taken
-        back."""
-        return self._scheduler.follow(key, num_known, tail) if key in self._scheduler.requests else None
+        before). ``num_committed`` ids of the text will not be taken back, and are cached for others. Returns what it
+        lacks: the chain of its next passes, which its sampler must accept; None: it was removed, because its text had
+        filled the context."""
+        if key not in self._scheduler.requests:
+            return None
+        return self._scheduler.follow(key, num_known, tail, num_committed=num_committed)
 
     def remove(self, key: str) -> None:
         self._core.abort_requests([key])
@@ -107,8 +109,9 @@ class VllmEngine:
         self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None = None
     ) -> tuple[dict[str, Outcome], int]:
         """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
-        chain. ``num_drafts``: tokens that the model drafts after each; 0: the proposer only takes the pass in; None: it
-        does not even do that, and drafts worse later. Returns what came of each, and the number of rows."""
+        chain. ``num_drafts``: tokens that the model, or its proposer, drafts after each text; 0: the proposer only
+        takes the pass in; None: it does not even do that, and drafts worse later. Returns what came of each, and the
+        number of rows."""
         torch.get_num_threads()  # tells OpenMP in this thread, which vLLM's kernels ask by themselves
         chosen = dict(itertools.islice(chains.items(), self._max_sequences))
         self._scheduler.begin(chosen, extras, num_drafts=num_drafts)
@@ -236,9 +239,22 @@ class PassScheduler(Scheduler):
     """What the model drafted in the last pass by sequence."""
     drafting_s = 0.0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        coordinator = self.kv_cache_manager.coordinator
+        cache = coordinator.cache_blocks
+
+        def cache_committed(request: Any, num_tokens: int) -> None:
+            """A block with draft tokens may be written again, and would be found under its first text."""
+            cache(request, min(num_tokens, getattr(request, "num_committed", num_tokens)))
+
+        coordinator.cache_blocks = cache_committed
+
     def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any], num_drafts: int | None) -> None:
         """Name the sequences of the next pass."""
         self._chains, self._extras, self._num_drafts = chains, extras, num_drafts
+        # Slots after each text for what is drafted there. More are kept than some passes need.
+        self.num_lookahead_tokens: int = max(self.num_lookahead_tokens, num_drafts or 0)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         running: dict[str, Request] = {request.request_id: request for request in self.running}
@@ -257,7 +273,7 @@ class PassScheduler(Scheduler):
             for request in waiting:
                 self.waiting.add_request(request)
         self.num_scheduled = dict(output.num_scheduled_tokens)
-        output.extras, output.drafts = self._extras, self._num_drafts is not None  # travel to the workers with the rest
+        output.extras, output.num_drafts = self._extras, self._num_drafts  # travel to the workers with the rest
         output.num_spec_tokens_to_schedule = self._num_drafts or 0
         return output
 
@@ -268,13 +284,15 @@ class PassScheduler(Scheduler):
         self.drafting_s = getattr(model_runner_output, "drafting_s", 0.0)
         return super().update_from_output(scheduler_output, model_runner_output)
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+    def follow(self, key: str, num_known: int, tail: Sequence[int], *, num_committed: int) -> list[int]:
         """See VllmEngine."""
         request = self.requests[key]
         num_prompt = request.num_prompt_tokens
         kept = num_known + num_kept(request._all_token_ids[num_known:], tail, minimum=num_prompt - num_known)
         del request._all_token_ids[kept:], request._output_token_ids[kept - num_prompt :]
+        del request.block_hashes[kept // self.hash_block_size :]
         request.num_computed_tokens = min(request.num_computed_tokens, kept - 1)
+        request.num_committed = num_committed
         return list(tail[kept - num_known :])
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MINOR = "0.32"
-"""The minor version of vLLM for which engine.py and worker.py are written."""
+"""The minor version of vLLM for which engine.py, worker.py and worker_drafts.py are written."""
 
 _DIGEST_SETTINGS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
@@ -49,7 +49,7 @@ _OWNED_GROUPS = ("tokenizer", "skip_tokenizer", "data_parallel", "speculative", 
 
 
 def load_engine(
-    settings: ModelServiceSettings, sampler: str, prefix_caching: bool = True, proposer: Proposer | None = None
+    settings: ModelServiceSettings, sampler: str, proposer: Proposer | None = None
 ) -> tuple[VllmEngine, ModelInfo]:
     """Load the model of a service. ``sampler``, ``proposer``: see VllmEngine. Raises ValueError with a message for the
     operator.
@@ -58,14 +58,14 @@ def load_engine(
     node, at a node that lends its workers to it, for which this does not return.
     """
     try:
-        return _load_engine(settings, sampler, prefix_caching=prefix_caching, proposer=proposer)
+        return _load_engine(settings, sampler, proposer)
     except Exception as error:  # what vLLM refuses is refused in its words
         log.debug("the model cannot be served", exc_info=error)
         raise ValueError(f"{settings.model}: {in_words(error)}") from error
 
 
 def _load_engine(
-    settings: ModelServiceSettings, sampler: str, *, prefix_caching: bool, proposer: Proposer | None
+    settings: ModelServiceSettings, sampler: str, proposer: Proposer | None
 ) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
@@ -95,7 +95,7 @@ def _load_engine(
         "gpu_memory_utilization": settings.memory_fraction,
         "trust_remote_code": False,
         "skip_tokenizer_init": True,  # only ids reach it
-        "enable_prefix_caching": prefix_caching,
+        "enable_prefix_caching": True,
     }
     if settings.vllm.node_rank:
         log.info("lending workers", extra={"to": settings.vllm.master_addr, "node_rank": settings.vllm.node_rank})

@@ -84,14 +84,15 @@ def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sample
 class Outcome:
     """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
     no KV blocks were free for it. With its first tokens: ``num_cached_tokens`` of its ids, and ``prompt_logprobs``, if
-    they were asked for. ``draft``: what the model itself drafted after its tokens."""
+    they were asked for. ``draft``: what was drafted after its tokens, by the proposer its ids, by the model itself the
+    sampler's extras."""
 
     tokens: tuple[int, ...] | None = None
     extra: Any = None
     no_memory: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: Logprobs | None = None
-    draft: tuple[int, ...] = ()
+    draft: tuple[Any, ...] = ()
 
     @property
     def error(self) -> SpecdecError | None:

@@ -6,26 +6,21 @@ Knows vLLM's model runner V1; does not know the scheduler.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from specdec.core.rounds import Logprobs
-from specdec.runner.pass_timer import PassTimer
-from specdec.sampling.grammar import Grammars
+from specdec.sampling.grammar import Budget, Grammars
 from specdec.sampling.logprobs import logprobs_of
-from specdec.vllm.passes import (
-    DraftingSampler,
-    Place,
-    PromptLogprobsRequest,
-    WorkerJob,
-    WorkerSampler,
-    sampled_by,
-)
+from specdec.vllm.passes import PromptLogprobsRequest, Sampled, WorkerJob, WorkerSampler, sampled_by
+from specdec.vllm.worker_drafts import FurtherDrafts, SelfDrafts
 
 MAX_PROMPT_LOGITS = 64
 """Rows of a prompt at a time of which logits are computed: such a row is as long as the vocabulary."""
@@ -36,14 +31,19 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[Any, ...] | None) -> None:
+    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[str, int, tuple[int, ...]] | None) -> None:
         module, _, name = path.partition(":")
         new_sampler = getattr(importlib.import_module(module), name)
-        sampler = new_sampler(self.model_runner.device, None if grammars is None else Grammars(*grammars))
+        # Workers that share a model must agree. So the time of a grammar is limited in one of them: the one that vLLM
+        # reads, and its error ends the sequence in all.
+        budget = None if get_tp_group().is_first_rank else Budget(math.inf, math.inf)
+        sampler = new_sampler(
+            self.model_runner.device, None if grammars is None else Grammars(*grammars, budget=budget)
+        )
         sampling = _Sampling(self.model_runner, sampler, vocab_size)
         sampling.install()
-        if isinstance(self.model_runner.drafter, SpecDecodeBaseProposer):
-            _SelfDrafts(self.model_runner, sampler, sampling.ends, vocab_size=vocab_size).install()
+        drafts = SelfDrafts if isinstance(self.model_runner.drafter, SpecDecodeBaseProposer) else FurtherDrafts
+        drafts(self.model_runner, sampler, sampling.passed, vocab_size=vocab_size).install()
 
 
 class _Sampling:
@@ -55,7 +55,7 @@ class _Sampling:
         self._execute, self._finish = runner.execute_model, runner.sample_tokens
         self._output: Any = None  # of the scheduler
         self._extras: dict[str, Any] = {}
-        self.ends: dict[str, int] = {}  # of each text that this pass has sampled: its new length
+        self.passed: dict[str, tuple[WorkerJob, Sampled]] = {}  # of the texts that the last pass has sampled
 
     def install(self) -> None:
         self._runner.execute_model, self._runner._sample = self.execute, self.sample
@@ -97,8 +97,8 @@ class _Sampling:
         tokens = [[-1] * width for _ in keys]
         for index, result in sampled.items():
             tokens[index][: len(result.tokens)] = result.tokens
-        self.ends.clear()
-        self.ends.update({job.key: job.num_ids + len(sampled[index].tokens) for index, job in jobs.items()})
+        self.passed.clear()
+        self.passed.update({job.key: (job, sampled[index]) for index, job in jobs.items()})
         self._extras = {keys[index]: result.extra for index, result in sampled.items() if result.extra is not None}
         token_ids = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
         return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
@@ -120,57 +120,6 @@ class _Sampling:
             logits=logits,
             sound=sound,
         )
-
-
-class _SelfDrafts:
-    """Replaces the draws of vLLM's proposer in one worker by the sampler's, and takes what it has drafted along.
-
-    The proposer drafts in the pass that verifies: first it takes in the pass's rows, then it drafts a token at a time
-    after each text, or (``parallel_drafting``) all tokens at once.
-    """
-
-    def __init__(self, runner: Any, sampler: DraftingSampler, ends: Mapping[str, int], vocab_size: int) -> None:
-        self._runner, self._sampler, self._ends, self._vocab_size = runner, sampler, ends, vocab_size
-        self._finish, self._propose = runner.sample_tokens, runner.propose_draft_token_ids
-        self._num_drawn = 0
-        self._timer: PassTimer | None = None
-
-    def install(self) -> None:
-        self._runner.sample_tokens, self._runner.propose_draft_token_ids = self.finish, self.propose
-        self._runner.drafter._sample_draft_tokens = self.draw
-
-    def propose(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Draft tokens [sequences, num_drafts]."""
-        if not scheduler_output.drafts:
-            num_sequences = len(self._runner.input_batch.req_ids)
-            return torch.empty((num_sequences, 0), dtype=torch.int64, device=self._runner.device)
-        self._num_drawn, self._timer = 0, PassTimer(self._runner.device)
-        drafts: Tensor = self._propose(scheduler_output, *args, **kwargs)
-        self._timer.stop()
-        return drafts
-
-    def draw(self, hidden_states: Tensor, _: Any) -> tuple[Tensor, None]:
-        """``hidden_states`` [rows, hidden]: one row for each sequence, or as many as it drafts at once."""
-        drafter = self._runner.drafter
-        logits = drafter.model.compute_logits(hidden_states)[:, : self._vocab_size]
-        num_rows = drafter.num_speculative_tokens if drafter.parallel_drafting else 1
-        places: list[Place | None] = []
-        for key in self._runner.input_batch.req_ids:
-            end = self._ends.get(key)
-            first = None if end is None else end + self._num_drawn
-            places += [None if first is None else Place(key, first + row) for row in range(num_rows)]
-        self._num_drawn += num_rows
-        places += [None] * (len(logits) - len(places))  # padding of a captured graph
-        return self._sampler.draft(logits, places), None
-
-    def finish(self, *args: Any, **kwargs: Any) -> Any:
-        self._timer = None
-        output = self._finish(*args, **kwargs)
-        if output is not None and self._timer is not None:
-            output.drafting_s = self._timer.elapsed_s()
-            if (taken := self._runner.take_draft_token_ids()) is not None:
-                output.drafts = dict(zip(taken.req_ids, taken.draft_token_ids, strict=False))
-        return output
 
 
 class _PromptLogprobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from draft_service.drafter import Branch, Drafter, DraftSequence
@@ -12,7 +13,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.core.errors import Overloaded
+from specdec.core.errors import Overloaded, SpecdecError
 from specdec.core.rounds import Budget, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
@@ -84,6 +85,42 @@ def proposals(drafter: Drafter) -> list[TokenTree]:
 def test_a_draft_on_vllm_proposes_what_one_on_our_own_engine_does() -> None:
     drafter, _ = on_vllm()
     assert proposals(drafter) == proposals(LanguageModelDrafter(TableRunner(vocab_size=12, seed=4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[spec.method.value + str(spec.seed) for spec in SPECS])
+def test_a_chain_is_drafted_in_one_step_as_long_as_it_is_wanted(spec: SequenceSpec) -> None:
+    """The same as in steps of one token, also over rounds of which none, some or all of it was accepted."""
+    drafter, fake = on_vllm()
+    [whole] = opened(drafter, [spec])
+    other, _ = on_vllm()
+    [steps] = opened(other, [spec])
+    for number, num_accepted in enumerate((0, 2, 4, 1), 1):
+        whole.num_wanted = fake.max_chain
+        [grown] = drafter.grow([whole])
+        assert grown is not None
+        assert not isinstance(grown, SpecdecError)
+        assert fake.num_passes == number
+        for _ in range(fake.max_chain):
+            grow(other, [steps])
+        assert [node.token_id for node in grown] == list(steps.tree.token_ids)
+        if not spec.keyed_by_token:
+            assert [node.draft_probs for node in grown] == list(steps.tree.draft_probs)
+        drafted = (*steps.tree.token_ids, 0)
+        committed = [*drafted[:num_accepted], (drafted[num_accepted] + 1) % 12]
+        for sequence in (whole, steps):
+            sequence.ids += committed
+            sequence.tree = TokenTree()
+
+
+def test_a_step_is_short_while_others_wait() -> None:
+    drafter, fake = on_vllm()
+    [sequence] = opened(drafter, SPECS[:1])
+    sequence.num_wanted = 5
+    drafter.request_yield(True)
+    [grown] = drafter.grow([sequence])
+    assert grown is not None
+    assert len(grown) == 1  # type: ignore[arg-type]
+    assert fake.num_drafts == [0]
 
 
 def test_what_was_learnt_or_proposed_costs_no_second_pass() -> None:

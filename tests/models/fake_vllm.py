@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class FakeVllm:
         self.texts.pop(key, None)
         self._sampler.forget(key)
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
+    def follow(self, key: str, num_known: int, tail: Sequence[int], num_committed: int) -> list[int] | None:
         if key not in self.texts:
             return None
         num_prompt = self._num_prompt[key]
@@ -84,7 +85,7 @@ class FakeVllm:
                 jobs.append(self._job(key, () if fresh else chain[: self.longest], extras.get(key)))
         for job, sampled in zip(jobs, sampled_by(self._sampler, jobs), strict=True):
             self.texts[job.key] += sampled.tokens
-            draft = self._draft(job.key, num_drafts or 0)
+            draft = tuple(self._draft(job, sampled.tokens, num_drafts or 0))
             if self._full(job.key):
                 self.remove(job.key)
             prompt_logprobs = self._prompt_logprobs.pop(job.key, None)
@@ -93,14 +94,22 @@ class FakeVllm:
             )
         return outcomes, sum(1 + len(job.chain) for job in jobs)
 
-    def _draft(self, key: str, num_tokens: int) -> tuple[int, ...]:
-        text: list[int] = list(self.texts[key])
-        base = len(text)
+    def _draft(self, job: WorkerJob, tokens: Sequence[int], num_tokens: int) -> Iterator[Any]:
+        """By the proposer its ids, else by the model itself what its sampler says."""
+        text = self.texts[job.key]
+        ids, chain = text[: job.num_ids], list(tokens)
         for _ in range(num_tokens):
-            assert self._proposal is not None
-            place = Place(key, len(text))
-            text += self._sampler.draft(self._proposal.logits_after(text)[None], [place]).tolist()  # type: ignore[attr-defined]
-        return tuple(text[base:])
+            if self._proposal is not None:
+                place = Place(job.key, len(ids) + len(chain))
+                logits = self._proposal.logits_after([*ids, *chain])[None]
+                chain += self._sampler.draft(logits, [place]).tolist()  # type: ignore[attr-defined]
+                yield chain[-1]
+            elif chain:
+                logits = self._table.logits_after([*ids, *chain])[None]
+                further = replace(job, ids=lambda start: ids[start:], chain=chain, logits=logits)
+                [sampled] = sampled_by(self._sampler, [further])
+                chain = list(sampled.tokens)
+                yield sampled.extra
 
     def _full(self, key: str) -> bool:
         return len(self.texts[key]) >= self._table.info.context_length

@@ -69,6 +69,29 @@ async def test_samples_begin_one_by_one_not_all_in_one_turn(monkeypatch: pytest.
     assert max(begun.values()) <= 2
 
 
+async def test_a_sample_that_waits_for_the_first_ones_prompt_does_not_keep_its_memory_from_it() -> None:
+    """The first sample resumes with many ids, so that the other one has taken the memory before."""
+    fields = {"token_ids": {"token_ids": list(range(10))}, "max_tokens": 400, "seed": 5, "num_draft_tokens": 0, "n": 2}
+    async with cluster([TableVerifier(TABLE)]) as running:
+        expected = [sample.token_ids for sample in await running.client.generate(**fields)]
+    resume = {0: {"token_ids": expected[0][:300]}}
+    async with cluster([TableVerifier(TABLE, num_slots=500)], park_after_s=0.1) as running:
+        request = running.client.generate(**fields, resume=resume, echo=True)
+        assert [sample.token_ids for sample in await asyncio.wait_for(request, 30)] == expected
+
+
+async def test_a_sample_that_had_ended_before_it_resumes_plans_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of -1 draft tokens would break the stream of its draft."""
+    fields = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 8, "seed": 5}
+    async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
+        [sample] = await running.client.generate(**fields)
+        plans: list[object] = []
+        monkeypatch.setattr("orchestrator.control.controller.Fixed.plan", lambda *_: plans.append(1))
+        [again] = await running.client.generate(**fields, resume={0: {"token_ids": sample.token_ids}})
+    assert again.finish.reason == sample.finish.reason
+    assert not plans
+
+
 class Panic(BaseException):
     """As what is written in Rust raises it: no Exception."""
 

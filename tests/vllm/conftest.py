@@ -36,8 +36,8 @@ def load() -> Iterator[Callable[..., Any]]:
 
     engines = []
 
-    def loaded(made: ModelServiceSettings, sampler: str, prefix_caching: bool = True) -> Any:
-        engine, info = load_engine(made, sampler, prefix_caching)
+    def loaded(made: ModelServiceSettings, sampler: str) -> Any:
+        engine, info = load_engine(made, sampler)
         engines.append(engine)
         return engine, info
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
 
+from draft_service.drafters.vllm_drafter import SAMPLER as DRAFT_SAMPLER
 from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
 from specdec.client import Client
 from specdec.core.errors import SpecdecError

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from draft_service.drafter import DraftSequence
 from draft_service.drafters.vllm_drafter import SAMPLER as DRAFT_SAMPLER
 from draft_service.drafters.vllm_drafter import VllmDrafter
 from specdec.client import Client
-from specdec.core.errors import InvalidArgument, NoReplica
+from specdec.core.errors import InvalidArgument, NoReplica, SpecdecError
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
 from target_service.language_model import LmVerifier
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
 from tests.checkout import DEMO
@@ -37,7 +40,7 @@ def verifier(load, target_model) -> VllmVerifier:
 def drafter(load, draft_model) -> VllmDrafter:
     """Its worker is a process: passes of two models in one process at a time are not vLLM's."""
     apart = settings(draft_model, vllm={"distributed_executor_backend": "mp"})
-    return VllmDrafter(*load(apart, DRAFT_SAMPLER, prefix_caching=False))
+    return VllmDrafter(*load(apart, DRAFT_SAMPLER))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +151,47 @@ async def test_cached_tokens_of_a_prompt_are_counted(verifier: VllmVerifier, dra
         asked = {"token_ids": {"token_ids": prompt}, "max_tokens": 5, "cache_salt": "cached"}
         samples = [(await deployment.client.generate(**asked))[0] for _ in range(2)]
     assert [sample.finish.usage.cached_prompt_tokens for sample in samples] == [0, 256]
+
+
+def test_a_prompt_is_computed_once_for_all_drafts_of_it(drafter: VllmDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 128 that hold committed ids alone are shared: what was drafted there and taken back is not found."""
+    rng = random.Random(6)
+    ids = [rng.randrange(4096) for _ in range(250)]
+
+    def opened(salt: bytes) -> DraftSequence[Any]:
+        spec = SequenceSpec(tuple(ids), 250, SamplingParams(temperature=0.0), seed=1, cache_salt=salt)
+        return DraftSequence(spec, list(ids), state=drafter.open(spec), num_wanted=4)
+
+    def drafted(sequence: DraftSequence[Any]) -> list[int]:
+        """12 tokens, of which 8 are in vLLM's text."""
+        sequence.tree = TokenTree()
+        while len(sequence.tree) < 12:
+            grown = drafter.grow([sequence])[0] or ()
+            assert not isinstance(grown, SpecdecError)
+            sequence.tree = TokenTree.chain([*sequence.tree.token_ids, *(node.token_id for node in grown)])
+        return list(sequence.tree.token_ids)
+
+    first = opened(b"shared")
+    for _ in range(12):  # the texts go over the end of the second block, with some drafts that are not taken
+        draft = drafted(first)
+        committed = [*draft[: rng.randrange(3)], rng.randrange(4096)]
+        first.ids += committed
+        ids += committed
+    expected, rows, run = drafted(first), [], drafter._engine.run
+
+    def counted(*args: Any) -> Any:
+        outcomes, num_rows = run(*args)
+        rows.append(num_rows)
+        return outcomes, num_rows
+
+    monkeypatch.setattr(drafter._engine, "run", counted)
+    for salt, num_cached in ((b"shared", 256), (b"other", 0)):
+        sequence = opened(salt)
+        rows.clear()
+        assert drafted(sequence) == expected
+        assert rows[0] == len(ids) - num_cached
+        drafter.close(sequence.state)
+    drafter.close(first.state)
 
 
 async def test_logprobs_are_those_of_engine_torch_with_and_without_drafts(

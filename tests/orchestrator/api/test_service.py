@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from specdec.client import Client
-from specdec.core.errors import DeadlineExceeded, InvalidArgument
+from specdec.core.errors import DeadlineExceeded, InvalidArgument, ModelMismatch
 from specdec.core.sequence import SequenceSpec
+from specdec.core.settings import EngineSettings
 from specdec.v1 import generation_pb2
+from target_service.server import create_server
+from testing.patience import eventually
 from testing.table_model import Table, TableDrafter, TableMemory, TableVerifier
-from tests.cluster import cluster, read_narrowly
+from tests.cluster import cluster, live, read_narrowly
 
 TABLE = Table(vocab_size=64)
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 40_000, "seed": 5}
@@ -79,3 +82,23 @@ async def test_what_a_target_refuses_has_the_names_of_the_request():
         with pytest.raises(InvalidArgument) as refused:
             await running.client.generate(**{**REQUEST, "max_tokens": 5})
     assert [name for name, _ in refused.value.violations] == ["top_k", "token_ids", "cache_salt"]
+
+
+async def test_a_request_that_waited_while_the_model_was_replaced_gets_the_new_one():
+    other = Table(vocab_size=64, acceptance=0.5)
+    fields = {**REQUEST, "max_tokens": 20}
+    async with cluster([TableVerifier(TABLE, pass_s=0.01)], max_live_sequences=1) as running:
+        held = asyncio.create_task(running.client.generate(**REQUEST))
+        await live(running.orchestrator, 1)
+        waiting = asyncio.create_task(running.client.generate(**fields))
+        await eventually(lambda: running.orchestrator._servicer.waiting_requests == 1)
+        await running.targets[0].stop()
+        async with AsyncExitStack() as stack:
+            server = create_server(TableVerifier(other), EngineSettings(port=running.targets[0].port))
+            await server.start()
+            stack.push_async_callback(server.stop)
+            with pytest.raises(ModelMismatch):
+                await held
+            [sample] = await waiting
+            [again] = await running.client.generate(**fields)
+            assert sample.token_ids == again.token_ids

@@ -98,6 +98,23 @@ async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):
     assert replays == {"PARKED": 1}
 
 
+async def test_the_time_of_a_client_that_reads_no_reports_of_rounds_is_the_clients(measured):
+    request = REQUEST | {"max_tokens": 200, "return_rounds": True, "num_draft_tokens": 0}
+    async with cluster([TableVerifier(Table())]) as deployment:
+        responses = deployment.orchestrator._servicer._responses(
+            generation_pb2.GenerateRequest(**request), "r", Account(None)
+        )
+        async for response in responses:
+            if response.HasField("chunk"):
+                break
+        await asyncio.sleep(0.5)
+        async for _ in responses:
+            pass
+        parts = {dict(labels)["part"]: seconds for labels, seconds in total(measured)["specdec.round_time"].items()}
+    assert parts["client"] > 0.4
+    assert parts["orchestrator"] < 0.4
+
+
 def test_what_came_and_was_never_verified_is_waste(measured):
     counted = Metrics()
     counted.sample_ended(Statistics(num_received_nodes=12, num_draft_tokens=9))

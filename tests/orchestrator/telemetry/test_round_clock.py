@@ -66,15 +66,10 @@ async def test_handing_over_is_the_clients_time_and_what_is_done_before_it_is_no
     clock.passes(0.001)
     rounds.hands_over()
     clock.passes(2.0)
-    rounds.continues(handed_over=True)
+    rounds.continues()
     clock.passes(0.020)
     split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert (split.client, split.orchestrator, split.draft) == pytest.approx((2.0, 0.001, 0.020))
-
-    clock.passes(0.004)
-    rounds.continues(handed_over=False)
-    split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
-    assert (split.client, split.orchestrator, split.draft) == pytest.approx((0.0, 0.004, 0.0))
 
 
 async def test_an_open_is_told_apart_because_it_has_a_prefill_in_it(clock):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from orchestrator.request import OutputOptions
+from orchestrator.sequence import Sequence
 from orchestrator.verifying.rounds_in_flight import RoundsInFlight
 from specdec.core.rounds import Logprobs, Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from tests.models.fake_peers import new_sequence
+from tests.models.fake_peers import new_request, new_sequence
 
 chain = TokenTree.chain
 OPENED = RoundsInFlight.opened(7)
@@ -130,3 +134,19 @@ def test_accepted_nodes_are_those_of_what_is_left_of_the_tree() -> None:
     rounds = RoundsInFlight((Round(2, 3, SENT, max_nodes=2),), sent=2)
     left = SENT.descend(sequence.ids[3:]).prefix(2)
     assert rounds.accepted_nodes(Verdict(2, 5, (2, 3), 0), sequence, left) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "is_valid"),
+    [
+        (Logprobs([-1.0, -1.0], [1, 2] * 2, [-1.0] * 4), True),
+        (Logprobs([-1.0, -1.0], [1] * 2, [-1.0] * 2), True),  # a small vocabulary
+        (Logprobs([-1.0], [1, 2], [-1.0] * 2), False),
+        (Logprobs([-1.0, -1.0], [1, 2, 3] * 2, [-1.0] * 6), False),
+        (None, False),
+    ],
+)
+def test_a_verdict_has_the_logprobs_that_were_requested(logprobs: Logprobs | None, is_valid: bool) -> None:
+    sequence = Sequence(replace(new_request(), output=OutputOptions(num_logprobs=2)))
+    rounds, verdict = RoundsInFlight((Round(1, 2, chain([5])),), sent=1), Verdict(1, 2, (0,), 6, logprobs=logprobs)
+    assert is_valid is not bool(rounds.problem(verdict, sequence, (0,)))
