@@ -68,12 +68,8 @@ async def serve(port: int, directory: Path) -> None:
     for model in (verifier, drafter):
         model.info = dataclasses.replace(model.info, tokenizer_fingerprint="", eos_token_ids=(END,))
     async with cluster([verifier], [drafter], tokenizer=with_template(directory, STYLES["Qwen 3"].source)) as services:
-        settings = GatewaySettings(
-            orchestrator=[f"127.0.0.1:{services.orchestrator.port}"],
-            served_model_name=[MODEL],
-            reasoning_format="think",
-            port=port,
-        )
+        at = f"127.0.0.1:{services.orchestrator.port}"
+        settings = GatewaySettings(orchestrator=[at], served_model_name=[MODEL], reasoning_format="think", port=port)
         async with started(GatewayServer(settings, Scrape())):
             ended = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
