@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 3_860,
     "bench": 6_975,
     "testing": 2_605,
-    "tests": 42_250,
+    "tests": 42_825,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
