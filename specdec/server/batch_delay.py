@@ -23,6 +23,10 @@ _LATE = 1.25
 _MAX_SHARE = 0.9
 """The cap: the delays before one pass are together at most this share of the fixed time of a pass."""
 
+_PATIENT = 8
+"""Weight of the wait of a sequence that is in every pass: it gains nothing, pass after pass. 2 would be right if who
+misses a pass missed every second one; simulated, a draft on the target's device then makes 0.94 of the target alone."""
+
 _MIN_FIXED_S = 1e-3
 """Passes with a shorter fixed time are not delayed: timers are no more exact."""
 
@@ -82,8 +86,6 @@ class BatchDelay:
         )
         num_staying = num_here - num_leaving
         waits = enumerate(sorted(s for s in returning if 0 < s <= longest_s), 1)
-        # A sequence that misses a pass misses every second one. With n sequences in every pass of P seconds, and m that
-        # return after s, there are (n + m) / (P + s) tokens per second with the wait, and (n + m / 2) / P without it.
-        # The first is more if m (P - s) > 2 n s. Sequences that leave will be those that return.
-        saved = ((s, (num_leaving + m) * (fixed_s - s) - 2 * num_staying * s) for m, s in waits)
+        # Sequences that return or leave save a pass in which they have no part, and lose the wait.
+        saved = ((s, (num_leaving + m) * (fixed_s - s) - _PATIENT * num_staying * s) for m, s in waits)
         return max(((0.0, 0.0), *saved), key=itemgetter(1))[0]

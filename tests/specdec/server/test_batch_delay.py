@@ -71,14 +71,6 @@ def test_many_wait_for_one_only_if_it_will_be_in_their_passes_from_then_on():
     assert delay.delay_s(7, 7, 10.0) > 0
 
 
-@pytest.mark.parametrize(("away_s", "num_staying", "waits"), [(0.002, 4, True), (0.002, 5, False), (0.006, 1, True)])
-def test_one_is_waited_for_where_the_tokens_of_all_come_sooner(away_s: float, num_staying: int, waits: bool):
-    """It misses every second pass of 20 ms otherwise: half of its tokens, for the wait of the others."""
-    pass_s, half = 0.020, (num_staying + 0.5) / 0.020
-    assert ((num_staying + 1) / (pass_s + away_s) > half) is waits
-    assert (measured(away_s=away_s, absent=1).delay_s(num_staying, 0, 10.0) > 0) is waits
-
-
 def test_a_sequence_of_which_nothing_is_known_is_not_waited_for():
     delay = measured(sequences=0)
     delay.left("new", 10.0)
