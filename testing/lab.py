@@ -131,9 +131,9 @@ class Process:
     def log_tail(self, num_lines: int = 12) -> str:
         return "\n".join(Path(self.log.name).read_text(errors="replace").splitlines()[-num_lines:])
 
-    def tracebacks(self) -> int:
-        """The number of tracebacks in the log."""
-        return Path(self.log.name).read_text(errors="replace").count("Traceback")
+    def num_logged(self, words: str) -> int:
+        """How often ``words`` are in the log."""
+        return Path(self.log.name).read_text(errors="replace").count(words)
 
 
 async def start(*processes: Process) -> None:

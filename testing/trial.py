@@ -79,7 +79,7 @@ class Trial(Lab):
         return answers
 
     def check_no_tracebacks(self, processes: Iterable[Process], what: str = "the logs") -> None:
-        count = sum(process.tracebacks() for process in processes)
+        count = sum(process.num_logged("Traceback") for process in processes)
         self.check(not count, f"{count} tracebacks in {what}")
 
 

@@ -31,11 +31,10 @@ async def poison_request(trial: Trial) -> None:
             answers = await process_faults.poison(trial, running, innocent, poisonous, flag)
             crashes = sum(target.num_starts - 1 for target in running.targets)
             crashes += sum(target.returncode is not None for target in running.targets)
-            failures = sum(target.tracebacks() for target in running.targets)
+            failures = sum(target.num_logged("what was computed for") for target in running.targets)
             trial.at_most(f"{flag}: replicas stopped", crashes, 2 if "crash" in flag else 0, "")
-            # A failed pass leaves its replica alive and counts as half a crash, so it may fail more often. Each is
-            # computed again for the text alone, and fails again.
-            trial.at_most(f"{flag}: failed passes", failures, 8, "")
+            # A failed pass leaves its replica alive and counts as half a crash, so it may fail more often.
+            trial.at_most(f"{flag}: failed passes", failures, 4, "")
             trial.note(f"{flag}: {num_replays(answers)} replays of others")
 
 
