@@ -20,7 +20,7 @@ from specdec.core.rounds import (
     Timings,
 )
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import TokenTree
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.vllm.passes import Outcome, PromptLogprobsRequest
 from target_service.verifier import Decision, Job
 from target_service.vllm_decisions import ChainReport, ChainRequest
@@ -85,10 +85,7 @@ class VllmVerifier:
         for job, tree, chain in zip(jobs, trees, nodes, strict=True):
             outcome = outcomes[job.state.key]
             job.state.draft = outcome.draft
-            decision = _decided(chain, outcome)
-            if isinstance(decision, Decision) and not job.tree:
-                decision = dataclasses.replace(decision, self_draft=tree)
-            decided.append(decision)
+            decided.append(_decided(chain, outcome, self_draft=EMPTY_TREE if job.tree else tree))
         drafting_s = self._engine.drafting_s
         timings = Timings(
             pass_us=int((time.perf_counter() - started - drafting_s) * 1e6),
@@ -112,7 +109,7 @@ class VllmVerifier:
         return self._engine.add(job.ids, spec.cache_salt, payload, prompt_logprobs=prompt_logprobs)
 
 
-def _decided(chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError | None:
+def _decided(chain: Sequence[int], outcome: Outcome, self_draft: TokenTree) -> Decision | SpecdecError | None:
     if outcome.no_memory:
         return Preempted("no KV blocks are free")
     if outcome.error is not None:
@@ -130,4 +127,5 @@ def _decided(chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError 
         logprobs=report.logprobs,
         prompt_logprobs=outcome.prompt_logprobs,
         num_cached_tokens=outcome.num_cached_tokens,
+        self_draft=self_draft,
     )

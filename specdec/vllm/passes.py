@@ -85,7 +85,7 @@ class Outcome:
     """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
     no KV blocks were free for it. With its first tokens: ``num_cached_tokens`` of its ids, and ``prompt_logprobs``, if
     they were asked for. ``draft``: what was drafted after its tokens, by the proposer its ids, by the model itself the
-    sampler's extras."""
+    sampler's extras, as far as there was a token."""
 
     tokens: tuple[int, ...] | None = None
     extra: Any = None

@@ -105,10 +105,14 @@ class FurtherDrafts:
                 if not all(job.chain for job in jobs):
                     break  # nothing can be drawn after one of the texts
                 logits = steps.logits_after([job.chain[-1] for job in jobs])[:, : self._vocab_size]
-                jobs = [dataclasses.replace(job, logits=logits[row : row + 1]) for row, job in enumerate(jobs)]
+                sound: list[bool] = logits.amax(-1).isfinite().tolist()  # NaN is the largest
+                jobs = [
+                    dataclasses.replace(job, logits=logits[row : row + 1], sound=sound[row])
+                    for row, job in enumerate(jobs)
+                ]
                 sampled = sampled_by(self._sampler, jobs)
                 for job, result in zip(jobs, sampled, strict=True):
-                    self._drafts[job.key].append(result.extra)
+                    self._drafts[job.key] += [result.extra] if result.tokens else []
                 jobs = [
                     dataclasses.replace(job, chain=[*result.tokens]) for job, result in zip(jobs, sampled, strict=True)
                 ]

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.runner.failures import in_words
 from specdec.runner.files import SINGLE, directory_of, read_json, weight_files
 from specdec.vllm.passes import Proposer
 from target_service.heads.checkpoint import EAGLE, EAGLE3, HeadFiles, read_head
@@ -38,8 +39,11 @@ _OUTPUT_ROWS = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.wei
 def proposer(head: str, self_draft: str, target: str, revision: str) -> Iterator[Proposer | None]:
     """Of the settings with these names; None without any. What it names exists as long as the context. Raises
     ValueError for a folder of which vLLM has no proposer."""
-    directory = directory_of(target, revision)
-    config = read_json(directory / "config.json")
+    try:
+        directory = directory_of(target, revision)
+        config = read_json(directory / "config.json")
+    except Exception as error:  # as for the model that is loaded next
+        raise ValueError(f"{target}: {in_words(error)}") from error
     has_mtp = any(config.get(name) for name in _MTP_LAYERS)
     if self_draft == MTP:
         if not has_mtp:
@@ -56,8 +60,7 @@ def proposer(head: str, self_draft: str, target: str, revision: str) -> Iterator
 
 def _of_folder(head: Path, target: Path, scratch: Path) -> Proposer:
     config = read_json(head / "config.json")
-    [architecture, *_] = config.get("architectures") or [""]
-    if "dflash" in architecture.lower():
+    if "dflash" in str(config.get("architectures")).lower():
         return Proposer("dflash", {"method": "dflash", "model": str(head)})
     if _is_model(head):
         return Proposer("draft_model", {"method": "draft_model", "model": str(head)})
@@ -74,10 +77,9 @@ def _of_folder(head: Path, target: Path, scratch: Path) -> Proposer:
 def _is_model(folder: Path) -> bool:
     """Whether it is a whole model, which heads of EAGLE's kinds call themselves, too."""
     try:
-        files = weight_files(folder)
-    except ValueError:
+        names = {name for file in weight_files(folder) for name in _names(folder / file)}
+    except Exception:  # read_head says what is wrong with it
         return False
-    names = {name for file in files for name in _names(folder / file)}
     return "model.layers.0.self_attn.q_proj.weight" in names and not any(map(_OF_HEADS.search, names))
 
 
@@ -89,7 +91,10 @@ def _names(file: Path) -> list[str]:
 def _with_output_rows(files: HeadFiles, config: Mapping[str, Any], *, target: Path, scratch: Path) -> Path:
     assert files.ids is not None
     offsets = files.ids - torch.arange(len(files.ids))
-    rows = _output_rows(target)[files.ids].clone()
+    rows = _output_rows(target)
+    if not 0 <= int(files.ids.min()) <= int(files.ids.max()) < len(rows):
+        raise ValueError(f"{files.name} has ids of another vocabulary than {target}")
+    rows = rows[files.ids].clone()
     save_file({**files.weights, "d2t": offsets, "lm_head.weight": rows}, scratch / SINGLE)
     (scratch / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     return scratch

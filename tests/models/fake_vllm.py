@@ -109,7 +109,8 @@ class FakeVllm:
                 further = replace(job, ids=lambda start: ids[start:], chain=chain, logits=logits)
                 [sampled] = sampled_by(self._sampler, [further])
                 chain = list(sampled.tokens)
-                yield sampled.extra
+                if chain:
+                    yield sampled.extra
 
     def _full(self, key: str) -> bool:
         return len(self.texts[key]) >= self._table.info.context_length

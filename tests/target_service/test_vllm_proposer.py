@@ -80,6 +80,27 @@ def test_what_has_no_proposer_is_refused_by_name(tmp_path: Path, tensors: Any, p
         words(tmp_path)
 
 
+@pytest.mark.parametrize("content", ['{"architectures": [7]}', '{"architectures": "x"}', "[]", "{"])
+def test_a_broken_folder_is_refused_in_words(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=tmp_path.name):
+        words(tmp_path)
+
+
+def test_a_target_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="/nowhere: there is no such directory"):
+        words(target="/nowhere")
+
+
+def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    tensors = weights()
+    tensors.pop("lm_head.weight")
+    tensors["d2t"] = tensors["d2t"] + 9999
+    with pytest.raises(ValueError, match="has ids of another vocabulary"):
+        words(folder(tmp_path, "SpecForge", tensors))
+
+
 def test_layers_for_multi_token_prediction_are_named_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = copied(tmp_path / "target", num_nextn_predict_layers=1)
     with caplog.at_level(logging.INFO):
