@@ -82,11 +82,12 @@ $(CLIENTS_READY): Makefile
 test-clients: setup $(CLIENTS_READY) ## Run other people's clients against specdec up
 	$(BIN)/python -m tests.clients
 
-check: setup ## Lint, type-check, and check the limits of tests/house.py
+check: setup ## Lint, type-check, check the limits of tests/house.py, import every test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.house
+	$(BIN)/python -m pytest --collect-only --quiet --no-header -qq
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix --quiet .

@@ -16,7 +16,8 @@ from gateway.reasoning import ReasoningSplit
 from gateway.tools import Parser, Reasoning
 from tests.gateway.conftest import serving_demo
 from tests.gateway.test_conversations import USER, with_template
-from tests.gateway.test_tools import TOOLS, Called, parsed
+from tests.gateway.test_forced_calls import TOOLS
+from tests.gateway.test_tools import Called, parsed
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% if enable_thinking is defined %}

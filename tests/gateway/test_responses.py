@@ -27,8 +27,8 @@ from gateway.tools import Parser
 from specdec.v1 import generation_pb2
 from tests.gateway.conftest import MODEL, serving, serving_demo, with_keys
 from tests.gateway.test_conversations import USER, with_template
+from tests.gateway.test_forced_calls import Order
 from tests.gateway.test_reasoning import TEMPLATE
-from tests.gateway.test_tools import Order
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 BODY: dict[str, Any] = {"input": "a", "max_output_tokens": 8, "seed": 3}
