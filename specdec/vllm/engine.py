@@ -1,6 +1,6 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
-What touches vLLM's private parts is here, in worker.py and in worker_drafts.py, written for one minor version of vLLM.
+What touches vLLM's private parts is here, in worker_v1.py and in worker_drafts.py, written for one minor version of vLLM.
 Three seams are vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens.
 Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
@@ -192,7 +192,7 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int, propos
         **arguments,
         async_scheduling=False,
         scheduler_cls=f"{__name__}.PassScheduler",
-        worker_extension_cls="specdec.vllm.worker.WorkerExtension",
+        worker_extension_cls="specdec.vllm.worker_v1.WorkerExtension",
         speculative_config={
             **({"method": "custom_class", "model": f"{__name__}.NoProposals"} if proposer is None else proposer.words),
             "num_speculative_tokens": max_chain,

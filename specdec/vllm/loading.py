@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MINOR = "0.32"
-"""The minor version of vLLM for which engine.py, worker.py and worker_drafts.py are written."""
+"""The minor version of vLLM for which engine.py, worker_v1.py and worker_drafts.py are written."""
 
 _DIGEST_SETTINGS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
