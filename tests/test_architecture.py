@@ -55,7 +55,7 @@ MAY_IMPORT = {
         "draft_service.drafters",
     ),
     "transformers": ("specdec.backends", "specdec.runner"),
-    "vllm": ("specdec.vllm.engine", "specdec.vllm.worker_v1", "specdec.vllm.worker_drafts"),
+    "vllm": tuple(f"specdec.vllm.{name}" for name in ("engine", "worker", "worker_v1", "worker_v2", "worker_drafts")),
     "ctypes": ("specdec.backends.avx512",),
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),

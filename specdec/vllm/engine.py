@@ -1,6 +1,6 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
-What touches vLLM's private parts is here, in worker_v1.py and in worker_drafts.py, written for one minor version of vLLM.
+What touches vLLM's private parts is here and in the worker*.py, written for the minor versions that loading.py names.
 Three seams are vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens.
 Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
@@ -187,19 +187,20 @@ def _outlive(address: tuple[str, int], then: Callable[[], None]) -> None:
 
 
 def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int, proposer: Proposer | None) -> VllmConfig:
-    """See VllmEngine."""
-    config = EngineArgs(
-        **arguments,
-        async_scheduling=False,
-        scheduler_cls=f"{__name__}.PassScheduler",
-        worker_extension_cls="specdec.vllm.worker_v1.WorkerExtension",
-        speculative_config={
-            **({"method": "custom_class", "model": f"{__name__}.NoProposals"} if proposer is None else proposer.words),
-            "num_speculative_tokens": max_chain,
-        },
-    ).create_engine_config()
-    if config.use_v2_model_runner:
-        raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
+    """See VllmEngine. The model runner is the one that vLLM takes: V2 unless the environment or the platform forbids
+    it."""
+    words = _ANY_PROPOSER if proposer is None else proposer.words
+    config = _config_with(arguments, words, worker="worker_v2", max_chain=max_chain)
+    if not config.use_v2_model_runner:
+        words = _NO_PROPOSALS if proposer is None else proposer.words
+        config = _config_with(arguments, words, worker="worker_v1", max_chain=max_chain)
+    elif proposer is not None:
+        raise ValueError(
+            f"with vLLM's model runner V2 a target does not draft by itself ({proposer.name}): set"
+            " VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    elif config.parallel_config.pipeline_parallel_size > 1:
+        raise ValueError("with vLLM's model runner V2 there are no pipeline stages: set pipeline_parallel_size to 1")
     if config.model_config.is_hybrid or config.model_config.is_attention_free:
         raise ValueError(
             "engine vllm serves no model with a recurrent state (Mamba, linear attention): vLLM's model runner V1 keeps"
@@ -208,6 +209,21 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int, propos
     if num_slots:
         config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
     return config
+
+
+def _config_with(arguments: Mapping[str, Any], words: Mapping[str, Any], *, worker: str, max_chain: int) -> VllmConfig:
+    return EngineArgs(
+        **arguments,
+        async_scheduling=False,
+        scheduler_cls=f"{__name__}.PassScheduler",
+        worker_extension_cls=f"specdec.vllm.{worker}.WorkerExtension",
+        speculative_config={**words, "num_speculative_tokens": max_chain},
+    ).create_engine_config()
+
+
+_NO_PROPOSALS = {"method": "custom_class", "model": f"{__name__}.NoProposals"}
+_ANY_PROPOSER = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+"""V2 has no proposer from outside. worker_v2.py replaces this one, which needs no model."""
 
 
 class NoProposals:
@@ -275,6 +291,7 @@ class PassScheduler(Scheduler):
         self.num_scheduled = dict(output.num_scheduled_tokens)
         output.extras, output.num_drafts = self._extras, self._num_drafts  # travel to the workers with the rest
         output.num_spec_tokens_to_schedule = self._num_drafts or 0
+        output.lengths = {key: self.requests[key].num_tokens for key in self.num_scheduled}
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MINOR = "0.32"
-"""The minor version of vLLM for which engine.py, worker_v1.py and worker_drafts.py are written."""
+MINORS = ("0.32", "0.33")
+"""The minor versions of vLLM for which engine.py and the modules of its workers are written."""
 
 _DIGEST_SETTINGS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
@@ -83,7 +83,7 @@ def _load_engine(
     in_process = _runs_in_process(settings)
     if in_process:  # before vLLM's worker is made, which takes torch's function away
         torch.set_num_threads(settings.threads or default_threads())
-    _set_environment(settings, in_process)
+    _set_environment(settings, proposer, in_process)
     from specdec.vllm.engine import VllmEngine, device_type, lend_workers
 
     if (chosen := device_type()) != device.type or device.index:
@@ -139,8 +139,8 @@ def _installed() -> str:
             installed = version(package)
         except PackageNotFoundError:
             continue
-        if not installed.startswith(f"{MINOR}."):
-            raise ValueError(f"engine vllm is written for vLLM {MINOR}, and {installed} is installed")
+        if not installed.startswith(tuple(f"{minor}." for minor in MINORS)):
+            raise ValueError(f"engine vllm is written for vLLM {' and '.join(MINORS)}, and {installed} is installed")
         return installed
     raise ValueError(
         "engine vllm needs vLLM: in a checkout pip install -e '.[vllm]', or make setup-vllm for its CPU build"
@@ -155,14 +155,16 @@ def _runs_in_process(settings: ModelServiceSettings) -> bool:
     return on_one and torch.device(settings.device).type == "cpu"
 
 
-def _set_environment(settings: ModelServiceSettings, in_process: bool) -> None:
+def _set_environment(settings: ModelServiceSettings, proposer: Proposer | None, in_process: bool) -> None:
     """What vLLM reads from the environment when it is imported."""
     environment = {
         "VLLM_CONFIGURE_LOGGING": "0",  # its records are ours
         "VLLM_LOGGING_LEVEL": settings.log_level,
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
     }
+    if proposer is not None or torch.device(settings.device).type == "cpu":
+        # A target does not draft by itself with V2, and on CPUs V2 needs a compiler of Triton that has no release.
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if in_process:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too

@@ -1,29 +1,21 @@
-"""What runs in vLLM's workers: a sampler of ours turns logits into tokens, and logprobs of prompts are ours.
+"""What runs in vLLM's workers with model runner V1: a sampler of ours turns logits into tokens.
 
 Knows vLLM's model runner V1; does not know the scheduler.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from specdec.core.rounds import Logprobs
-from specdec.sampling.grammar import Budget, Grammars
-from specdec.sampling.logprobs import logprobs_of
-from specdec.vllm.passes import PromptLogprobsRequest, Sampled, WorkerJob, WorkerSampler, sampled_by
+from specdec.vllm.passes import Sampled, WorkerJob, WorkerSampler, sampled_by
+from specdec.vllm.worker import Origin, PromptLogprobs, new_sampler
 from specdec.vllm.worker_drafts import FurtherDrafts, SelfDrafts
-
-MAX_PROMPT_LOGITS = 64
-"""Rows of a prompt at a time of which logits are computed: such a row is as long as the vocabulary."""
 
 
 class WorkerExtension:
@@ -31,15 +23,8 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[str, int, tuple[int, ...]] | None) -> None:
-        module, _, name = path.partition(":")
-        new_sampler = getattr(importlib.import_module(module), name)
-        # Workers that share a model must agree. So the time of a grammar is limited in one of them: the one that vLLM
-        # reads, and its error ends the sequence in all.
-        budget = None if get_tp_group().is_first_rank else Budget(math.inf, math.inf)
-        sampler = new_sampler(
-            self.model_runner.device, None if grammars is None else Grammars(*grammars, budget=budget)
-        )
+    def install_sampler(self, path: str, vocab_size: int, grammars: Origin | None) -> None:
+        sampler = new_sampler(path, self.model_runner.device, grammars)
         sampling = _Sampling(self.model_runner, sampler, vocab_size)
         sampling.install()
         drafts = SelfDrafts if isinstance(self.model_runner.drafter, SpecDecodeBaseProposer) else FurtherDrafts
@@ -51,7 +36,7 @@ class _Sampling:
 
     def __init__(self, runner: Any, sampler: WorkerSampler, vocab_size: int) -> None:
         self._runner, self._sampler, self._vocab_size = runner, sampler, vocab_size
-        self._prompts = _PromptLogprobs(runner, vocab_size)
+        self._prompts = PromptLogprobs(runner.model.compute_logits, vocab_size)
         self._execute, self._finish = runner.execute_model, runner.sample_tokens
         self._output: Any = None  # of the scheduler
         self._extras: dict[str, Any] = {}
@@ -59,7 +44,7 @@ class _Sampling:
 
     def install(self) -> None:
         self._runner.execute_model, self._runner._sample = self.execute, self.sample
-        self._runner.sample_tokens, self._runner._get_prompt_logprobs_dict = self.finish, self._prompts.compute
+        self._runner.sample_tokens, self._runner._get_prompt_logprobs_dict = self.finish, self.prompt_logprobs
 
     def execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._output = scheduler_output
@@ -103,6 +88,22 @@ class _Sampling:
         token_ids = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
         return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
 
+    def prompt_logprobs(self, hidden_states: Tensor, num_scheduled: Mapping[str, int]) -> dict[str, None]:
+        """``hidden_states`` [rows, hidden]: of the pass. For vLLM there are none."""
+        runner = self._runner
+        for key in [key for key in runner.num_prompt_logprobs if key in num_scheduled]:
+            state = runner.requests[key]
+            first = runner.query_start_loc.np[runner.input_batch.req_id_to_index[key]].item()
+            if self._prompts.add(
+                key,
+                state.sampling_params.extra_args["prompt_logprobs"],
+                state.prompt_token_ids,
+                start=state.num_computed_tokens,
+                hidden_states=hidden_states[first : first + num_scheduled[key]],
+            ):
+                del runner.num_prompt_logprobs[key]
+        return {}
+
     def _job(self, key: str, chain: Sequence[int], *, logits: Tensor, sound: bool) -> WorkerJob:
         state = self._runner.requests[key]
 
@@ -120,43 +121,3 @@ class _Sampling:
             logits=logits,
             sound=sound,
         )
-
-
-class _PromptLogprobs:
-    """Replaces the logprobs of prompts of one worker's model runner: vLLM orders equal ones differently."""
-
-    def __init__(self, runner: Any, vocab_size: int) -> None:
-        self._runner, self._vocab_size = runner, vocab_size
-        self._parts: dict[str, list[Logprobs]] = {}  # of prompts that have not ended
-        self._complete: dict[str, Logprobs] = {}
-
-    def forget(self, key: str) -> None:
-        self._parts.pop(key, None)
-
-    def take_complete(self) -> dict[str, Logprobs]:
-        """Those of the prompts that ended since the last call."""
-        complete, self._complete = self._complete, {}
-        return complete
-
-    def compute(self, hidden_states: Tensor, num_scheduled: Mapping[str, int]) -> dict[str, None]:
-        """``hidden_states`` [rows, hidden]: of the pass. For vLLM there are none."""
-        runner = self._runner
-        for key in [key for key in runner.num_prompt_logprobs if key in num_scheduled]:
-            state = runner.requests[key]
-            start, stop = state.num_computed_tokens, state.num_computed_tokens + num_scheduled[key]
-            if not start:
-                self._parts[key] = []  # also of a prompt that vLLM begins again
-            first_row = runner.query_start_loc.np[runner.input_batch.req_id_to_index[key]].item() - start
-            request: PromptLogprobsRequest = state.sampling_params.extra_args["prompt_logprobs"]
-            for begin in range(start, min(stop, request.num_tokens - 1), MAX_PROMPT_LOGITS):
-                end = min(begin + MAX_PROMPT_LOGITS, stop, request.num_tokens - 1)
-                logits = runner.model.compute_logits(hidden_states[first_row + begin : first_row + end])
-                tokens = state.prompt_token_ids[begin + 1 : end + 1]
-                self._parts[key] += logprobs_of(
-                    [logits[:, : self._vocab_size]], [tokens], [request.num_top], logits_per_call=logits.numel()
-                )
-            if stop >= len(state.prompt_token_ids):
-                del runner.num_prompt_logprobs[key]
-                if parts := self._parts.pop(key):
-                    self._complete[key] = Logprobs.joined(parts)
-        return {}
