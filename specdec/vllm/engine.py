@@ -275,6 +275,8 @@ class PassScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         running: dict[str, Request] = {request.request_id: request for request in self.running}
         absent = [request for key, request in running.items() if key not in self._chains]
+        if self.use_v2_model_runner:
+            self._free_slots(absent)
         waiting = [request for request in self.waiting if request.request_id not in self._chains]
         # Texts before prompts, which could take all rows of the pass.
         chosen = [running[key] for key in self._chains if key in running]
@@ -293,6 +295,13 @@ class PassScheduler(Scheduler):
         output.num_spec_tokens_to_schedule = self._num_drafts or 0
         output.lengths = {key: self.requests[key].num_tokens for key in self.num_scheduled}
         return output
+
+    def _free_slots(self, absent: list[Request]) -> None:
+        """Model runner V2 has a slot for each text that it knows, and as many as a pass has at most. So of the
+        ``absent`` ones, that this pass leaves out, the longest absent are preempted where others begin."""
+        num_new = sum(request.request_id in self._chains for request in self.waiting)
+        for _ in range(min(len(absent), len(self.running) + num_new - self.max_num_running_reqs)):
+            self._preempt_request(absent.pop(), time.monotonic())
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.results = getattr(model_runner_output, "extras", {})
