@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import operator
+import os
 import random
 import re
 from dataclasses import dataclass, field
@@ -77,6 +78,9 @@ async def check(deployment: Cluster, alone: TargetAlone, num_draft_tokens: Any) 
 async def test_the_text_is_that_of_plain_transformers(
     verifier: VllmVerifier, drafter: VllmDrafter, alone: TargetAlone
 ) -> None:
+    for service in (verifier, drafter):
+        is_v2 = service._engine._core.vllm_config.use_v2_model_runner
+        assert is_v2 == (os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"), "V1 on CPUs, if nothing else is asked for"
     async with cluster([verifier], [drafter]) as deployment:
         await check(deployment, alone, lambda rng: rng.randrange(9))
     for service in (verifier, drafter):
@@ -95,10 +99,16 @@ async def test_the_methods_that_need_distributions_accept_drafts(
     assert sample.token_ids == again.token_ids
 
 
-async def test_texts_that_do_not_fit_together_take_turns(load, target_model, reference, prompts, near_tie) -> None:
-    """A third of the blocks that eight texts need: some are preempted, replayed, and are the same."""
-    few = settings(target_model, kv_slots=768, vllm={"max_model_len": 512})
-    verifier = VllmVerifier(*load(few, SAMPLER))
+@pytest.mark.parametrize(
+    "few",
+    [{"kv_slots": 768, "vllm": {"max_model_len": 512}}, {"vllm": {"max_num_seqs": 3}}],
+    ids=["blocks", "sequences of a pass"],
+)
+async def test_texts_that_do_not_fit_together_take_turns(
+    load, target_model, reference, prompts, near_tie, few: dict[str, Any]
+) -> None:
+    """A third of what eight texts need: some are preempted, replayed, and are the same."""
+    verifier = VllmVerifier(*load(settings(target_model, **few), SAMPLER))
     long = [tuple((prompts[i] * 9)[:150]) for i in range(8)]
     alone = TargetAlone(reference, [Case(prompt, i, i % 4) for i, prompt in enumerate(long)], near_tie)
     async with cluster([verifier]) as deployment:
