@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -99,32 +99,48 @@ class FurtherDrafts:
         keys: list[str] = self._runner.input_batch.req_ids
         if scheduler_output.num_drafts and all(key in self._passed for key in keys):
             steps = _Steps(self._runner, common=args[-2], num_sequences=len(keys))
-            self._drafts = {key: [] for key in keys}
-            jobs = [self._job(*self._passed[key]) for key in keys]
-            for _ in range(scheduler_output.num_drafts):
-                if not all(job.chain for job in jobs):
-                    break  # nothing can be drawn after one of the texts
-                logits = steps.logits_after([job.chain[-1] for job in jobs])[:, : self._vocab_size]
-                sound: list[bool] = logits.amax(-1).isfinite().tolist()  # NaN is the largest
-                jobs = [
-                    dataclasses.replace(job, logits=logits[row : row + 1], sound=sound[row])
-                    for row, job in enumerate(jobs)
-                ]
-                sampled = sampled_by(self._sampler, jobs)
-                for job, result in zip(jobs, sampled, strict=True):
-                    self._drafts[job.key] += [result.extra] if result.tokens else []
-                jobs = [
-                    dataclasses.replace(job, chain=[*result.tokens]) for job, result in zip(jobs, sampled, strict=True)
-                ]
+            self._drafts = further_drafts(
+                self._sampler,
+                [self._passed[key] for key in keys],
+                num_drafts=scheduler_output.num_drafts,
+                logits_after=lambda token_ids: steps.logits_after(token_ids)[:, : self._vocab_size],
+            )
         return [[] for _ in keys]
 
-    def _job(self, job: WorkerJob, sampled: Sampled) -> WorkerJob:
-        """What follows the tokens of the pass. vLLM has added them to its text already."""
 
-        def ids(start: int) -> list[int]:
-            return job.ids(start)[: max(0, job.num_ids - start)]
+def further_drafts(
+    sampler: WorkerSampler,
+    passed: Sequence[tuple[WorkerJob, Sampled]],
+    *,
+    num_drafts: int,
+    logits_after: Callable[[Sequence[int]], Tensor],
+) -> dict[str, list[Any]]:
+    """The sampler's extras of ``num_drafts`` tokens after each text of a pass, as far as there is a token.
+    ``logits_after`` feeds a token of each text and returns [texts, vocab_size]."""
+    drafts: dict[str, list[Any]] = {job.key: [] for job, _ in passed}
+    jobs = [_following(job, sampled) for job, sampled in passed]
+    for _ in range(num_drafts):
+        if not all(job.chain for job in jobs):
+            break  # nothing can be drawn after one of the texts
+        logits = logits_after([job.chain[-1] for job in jobs])
+        sound: list[bool] = logits.amax(-1).isfinite().tolist()  # NaN is the largest
+        jobs = [
+            dataclasses.replace(job, logits=logits[row : row + 1], sound=sound[row]) for row, job in enumerate(jobs)
+        ]
+        sampled = sampled_by(sampler, jobs)
+        for job, result in zip(jobs, sampled, strict=True):
+            drafts[job.key] += [result.extra] if result.tokens else []
+        jobs = [dataclasses.replace(job, chain=[*result.tokens]) for job, result in zip(jobs, sampled, strict=True)]
+    return drafts
 
-        return dataclasses.replace(job, ids=ids, chain=list(sampled.tokens))
+
+def _following(job: WorkerJob, sampled: Sampled) -> WorkerJob:
+    """What follows the tokens of the pass, which the text of the job has by now."""
+
+    def ids(start: int) -> list[int]:
+        return job.ids(start)[: max(0, job.num_ids - start)]
+
+    return dataclasses.replace(job, ids=ids, chain=list(sampled.tokens))
 
 
 class _Steps:

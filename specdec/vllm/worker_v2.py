@@ -1,4 +1,4 @@
-"""What runs in vLLM's workers with model runner V2: a sampler of ours turns logits into tokens.
+"""What runs in vLLM's workers with model runner V2: a sampler of ours turns logits into tokens, and a draft goes on.
 
 Knows vLLM's model runner V2; does not know the scheduler. V2 keeps texts, their lengths and their draft tokens on the
 device, by slot (``req_states``), and is sent only how many draft tokens there are. So chains are written there before a
@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.forward_context import set_forward_context
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from specdec.core.device import indices
-from specdec.vllm.passes import PromptLogprobsRequest, WorkerJob, WorkerSampler, sampled_by
+from specdec.core.device import indices, sent
+from specdec.vllm.passes import PromptLogprobsRequest, Sampled, WorkerJob, WorkerSampler, sampled_by
 from specdec.vllm.worker import Origin, PromptLogprobs, new_sampler
+from specdec.vllm.worker_drafts import further_drafts
 
 
 class WorkerExtension:
@@ -47,6 +50,8 @@ class _Sampling:
         self._texts: dict[str, _Text] = {}
         self._output: Any = None  # of the scheduler
         self._extras: dict[str, Any] = {}
+        self._passed: dict[str, tuple[WorkerJob, Sampled]] = {}  # of the texts that the last pass has sampled
+        self._drafts: dict[str, list[Any]] = {}
         self._no_drafts = torch.zeros_like(runner.req_states.draft_tokens)
 
     def install(self) -> None:
@@ -115,6 +120,7 @@ class _Sampling:
             if batch.num_computed_tokens_np[index] + batch.num_scheduled_tokens[index] >= len(text.ids):
                 jobs[index] = self._job(key, chain, logits=logits[rows], sound=all(sound[rows]))
         sampled = dict(zip(jobs, sampled_by(self._sampler, list(jobs.values())), strict=True))
+        self._passed = {jobs[i].key: (jobs[i], result) for i, result in sampled.items()}
         self._extras = {jobs[i].key: result.extra for i, result in sampled.items() if result.extra is not None}
         tokens = [[0] * (1 + self._runner.num_speculative_steps) for _ in batch.req_ids]
         num_sampled, num_rejected = [0] * len(tokens), [0] * len(tokens)
@@ -159,17 +165,68 @@ class _Sampling:
                 text.prompt_logprobs = None
         return {}
 
+    @torch.inference_mode()
     def propose(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Nothing: draft tokens come from outside. [sequences, draft tokens]"""
+        """For vLLM there are no draft tokens: what a model drafts by going on is no part of vLLM's text. Returns
+        [sequences, draft tokens]."""
+        num_drafts = self._output.num_drafts
+        if num_drafts and all(key in self._passed for key in batch.req_ids):
+            steps = _Steps(self._runner, batch)
+            self._drafts = further_drafts(
+                self._sampler,
+                [self._passed[key] for key in batch.req_ids],
+                num_drafts=num_drafts,
+                logits_after=lambda token_ids: steps.logits_after(token_ids)[:, : self._vocab_size],
+            )
         return self._no_drafts[: batch.num_reqs]
 
     def finish(self, *args: Any, **kwargs: Any) -> Any:
-        self._extras = {}
+        self._extras, self._drafts = {}, {}
         output = self._finish(*args, **kwargs)
         if output is not None:
             result = output.model_runner_output  # what travels; the rest waits for the device
-            result.extras, result.prompt_logprobs = self._extras, self._prompts.take_complete()
+            result.extras, result.drafts = self._extras, self._drafts
+            result.prompt_logprobs = self._prompts.take_complete()
         return output
+
+
+class _Steps:
+    """Passes of one row for each sequence of the last pass."""
+
+    def __init__(self, runner: Any, batch: Any) -> None:
+        self._runner, self._slots, self._num = runner, batch.idx_mapping, batch.num_reqs
+        self._positions = runner.req_states.num_computed_tokens.gpu[batch.idx_mapping].long()  # of the next rows
+        self._max_length = int((batch.num_computed_tokens_np + batch.num_scheduled_tokens).max())
+        self._starts = torch.arange(self._num + 1, dtype=torch.int32)
+        self._starts_on_device = sent(self._starts, runner.device)
+        self._blocks = runner.block_tables.gather_block_tables(batch.idx_mapping, self._num)
+
+    def logits_after(self, token_ids: Sequence[int]) -> Tensor:
+        """Feed a token of each sequence. Returns [sequences, vocab]."""
+        runner, positions = self._runner, self._positions
+        slots = runner.block_tables.compute_slot_mappings(self._slots, self._starts_on_device, positions, self._num)
+        self._positions, self._max_length = positions + 1, self._max_length + 1
+        metadata = build_attn_metadata(
+            attn_groups=runner.attn_groups,
+            num_reqs=self._num,
+            num_tokens=self._num,
+            query_start_loc_gpu=self._starts_on_device,
+            query_start_loc_cpu=self._starts,
+            max_query_len=1,
+            seq_lens=self._positions.int(),
+            max_seq_len=self._max_length,
+            block_tables=self._blocks,
+            slot_mappings=slots,
+            kv_cache_config=runner.kv_cache_config,
+            seq_lens_cpu_upper_bound=torch.full((self._num,), self._max_length, dtype=torch.int32),
+            positions=positions,
+            is_prefilling=torch.zeros(self._num, dtype=torch.bool),
+        )
+        by_layer = build_slot_mappings_by_layer(slots, runner.kv_cache_config)
+        with set_forward_context(metadata, runner.vllm_config, num_tokens=self._num, slot_mapping=by_layer):
+            ids = sent(torch.tensor(token_ids, dtype=torch.int32), runner.device)
+            logits: Tensor = runner.model.compute_logits(runner.model(input_ids=ids, positions=positions))
+        return logits
 
 
 def _chain(scheduled: Sequence[int]) -> list[int]:

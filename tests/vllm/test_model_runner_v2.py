@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from specdec.vllm.loading import load_engine
+from specdec.vllm import engine
 from specdec.vllm.passes import Proposer
-from target_service.vllm_verifier import SAMPLER
 from tests.checkout import ROOT
-from tests.vllm.conftest import settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 pytest.importorskip("triton")
@@ -43,10 +42,22 @@ def test_laws_of_texts_hold_on_model_runner_v2() -> None:
     assert finished.returncode == 0, finished.stdout[-5000:] + finished.stderr[-5000:]
 
 
-def test_a_target_that_drafts_by_itself_is_refused(
-    target_model: str, draft_model: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("proposer", "num_stages", "words"),
+    [
+        (
+            Proposer("mtp", {"method": "mtp"}),
+            1,
+            r"a target does not draft by itself \(mtp\)",
+        ),
+        (None, 2, "there are no pipeline stages"),
+    ],
+)
+def test_what_v2_cannot_do_is_refused(
+    monkeypatch: pytest.MonkeyPatch, proposer: Proposer | None, num_stages: int, words: str
 ) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    small = Proposer("draft_model", {"method": "draft_model", "model": draft_model})
-    with pytest.raises(ValueError, match=r"model runner V2 a target does not draft by itself \(draft_model\)"):
-        load_engine(settings(target_model), SAMPLER, proposer=small)
+    parallel = SimpleNamespace(pipeline_parallel_size=num_stages)
+    config = SimpleNamespace(use_v2_model_runner=True, parallel_config=parallel)
+    monkeypatch.setattr(engine, "_config_with", lambda *_, **__: config)
+    with pytest.raises(ValueError, match=words):
+        engine.lend_workers({}, max_chain=4, num_slots=0, proposer=proposer)

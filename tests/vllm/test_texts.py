@@ -164,13 +164,14 @@ async def test_cached_tokens_of_a_prompt_are_counted(verifier: VllmVerifier, dra
 
 
 def test_a_prompt_is_computed_once_for_all_drafts_of_it(drafter: VllmDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 128 that hold committed ids alone are shared: what was drafted there and taken back is not found."""
+    """Blocks of 128 that hold committed ids alone are shared: what was drafted there and taken back is not found.
+    Several tokens of one step are those of a step for each."""
     rng = random.Random(6)
     ids = [rng.randrange(4096) for _ in range(250)]
 
-    def opened(salt: bytes) -> DraftSequence[Any]:
+    def opened(salt: bytes, num_wanted: int) -> DraftSequence[Any]:
         spec = SequenceSpec(tuple(ids), 250, SamplingParams(temperature=0.0), seed=1, cache_salt=salt)
-        return DraftSequence(spec, list(ids), state=drafter.open(spec), num_wanted=4)
+        return DraftSequence(spec, list(ids), state=drafter.open(spec), num_wanted=num_wanted)
 
     def drafted(sequence: DraftSequence[Any]) -> list[int]:
         """12 tokens, of which 8 are in vLLM's text."""
@@ -181,7 +182,7 @@ def test_a_prompt_is_computed_once_for_all_drafts_of_it(drafter: VllmDrafter, mo
             sequence.tree = TokenTree.chain([*sequence.tree.token_ids, *(node.token_id for node in grown)])
         return list(sequence.tree.token_ids)
 
-    first = opened(b"shared")
+    first = opened(b"shared", num_wanted=4)
     for _ in range(12):  # the texts go over the end of the second block, with some drafts that are not taken
         draft = drafted(first)
         committed = [*draft[: rng.randrange(3)], rng.randrange(4096)]
@@ -195,8 +196,8 @@ def test_a_prompt_is_computed_once_for_all_drafts_of_it(drafter: VllmDrafter, mo
         return outcomes, num_rows
 
     monkeypatch.setattr(drafter._engine, "run", counted)
-    for salt, num_cached in ((b"shared", 256), (b"other", 0)):
-        sequence = opened(salt)
+    for salt, num_cached, num_wanted in ((b"shared", 256, 4), (b"other", 0, 1)):
+        sequence = opened(salt, num_wanted)
         rows.clear()
         assert drafted(sequence) == expected
         assert rows[0] == len(ids) - num_cached
