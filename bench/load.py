@@ -21,7 +21,7 @@ import typer
 from bench.harness.command import Common, run_comparison
 from bench.harness.deployment import Processes
 from bench.harness.endpoints import OverGrpc
-from bench.harness.methods import ALONE, KV_SLOTS, against_alone, as_deployed, served, with_models
+from bench.harness.methods import ALONE, KV_SLOTS, against_alone, as_deployed, chosen, served, with_models
 from bench.harness.models import PairName, label_of
 from bench.harness.questions import Question
 from bench.harness.report import Lines, Panel, Say, Values, compare, conditions, finish, matrix, values
@@ -57,8 +57,9 @@ def formula(method: str, requests: int, tokens: int) -> float:
     return alone_ms / token_ms
 
 
-async def table_contenders(processes: Processes) -> list[list[Contender]]:
-    """By method, each next to its own target alone: one target's text repeats itself, another one has a head."""
+async def table_contenders(processes: Processes, only: Sequence[str] = ()) -> list[list[Contender]]:
+    """By method, each next to its own target alone: one target's text repeats itself, another one has a head. ``only``:
+    names of methods; empty: all. Raises ValueError for an unknown name."""
     text = [f"--acceptance={ACCEPTANCE}", "--max-sequences=4096"]
     target = ("testing.table_service target", f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}", *text)
     draft = ("testing.table_service draft", f"--pass-ms={STEP_MS}", *text)
@@ -68,11 +69,15 @@ async def table_contenders(processes: Processes) -> list[list[Contender]]:
         "head": ((*target, "--self-drafts"), ()),
     }
     contenders = []
-    for name, (of_target, of_draft) in deployments.items():
+    for name, (of_target, of_draft) in chosen(deployments, only).items():
         _, client = await processes.deployment(of_target, of_draft)
         endpoint = OverGrpc(client, salted=False)
         contenders.append(against_alone(endpoint, {name: endpoint}))
     return contenders
+
+
+def table_questions() -> list[Question]:
+    return [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(1024)]
 
 
 def case_of(num_requests: int, contenders: Sequence[Contender], questions: Sequence[Question], repeats: int) -> Case:
@@ -130,7 +135,7 @@ def main(
         async with AsyncExitStack() as stack:
             if of_tables:
                 say(conditions(label_of(PairName.table), max_tokens))
-                asked = [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(1024)]
+                asked = table_questions()
                 groups = await table_contenders(await stack.enter_async_context(Processes()))
             elif common.is_running:
                 say(conditions("a running deployment", max_tokens))

@@ -57,7 +57,12 @@ def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
 
 def serving(processes: Processes, common: Common, target: str, engine: str) -> Serving:
     """Our services with an engine."""
-    return Serving(processes, common, target, flags=(f"--engine={engine}", *_FLAGS[engine]))
+    return Serving(processes, common, target, flags=flags_of(engine))
+
+
+def flags_of(engine: str) -> tuple[str, ...]:
+    """Of a model service."""
+    return (f"--engine={engine}", *_FLAGS[engine])
 
 
 def of_services(alone: Endpoint, drafting: Endpoint, num_draft_tokens: int | None, is_exact: bool) -> list[Contender]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
@@ -23,6 +24,7 @@ ALONE = "target alone"
 NGRAM, ALL = "ngram", "all"
 KV_SLOTS = 16384
 """Of each model. By default, the services of a benchmark would together reserve too much memory."""
+_T = TypeVar("_T")
 _HISTORY = "--lookup-history=100000"
 
 
@@ -57,7 +59,7 @@ def all_methods(models: Models, ngram: str = "") -> dict[str, Method]:
     return methods
 
 
-def chosen(methods: dict[str, Method], names: Sequence[str]) -> dict[str, Method]:
+def chosen(methods: Mapping[str, _T], names: Sequence[str]) -> dict[str, _T]:
     """Some of the methods; all without names. Raises ValueError for an unknown name."""
     if unknown := [name for name in names if name not in methods]:
         raise ValueError(f"there is no method {unknown[0]} with these models, but {', '.join(methods)}")
@@ -106,11 +108,11 @@ def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Conte
 
 @asynccontextmanager
 async def served(
-    common: Common, target: str, methods: Mapping[str, Method], kv_slots: int = KV_SLOTS
+    common: Common, target: str, methods: Mapping[str, Method], kv_slots: int = KV_SLOTS, flags: tuple[str, ...] = ()
 ) -> AsyncIterator[list[Contender]]:
-    """A target alone, and with each method. Raises StartError."""
+    """A target alone, and with each method. ``flags``: of both models. Raises StartError."""
     async with Processes() as processes:
-        serving = Serving(processes, common, target, kv_slots)
+        serving = Serving(processes, common, target, kv_slots, flags)
         alone = await serving.endpoint(Method())
         yield against_alone(alone, {name: await serving.endpoint(method) for name, method in methods.items()})
 

@@ -112,7 +112,7 @@ class Case:
 
     The first contender is what the others are compared with. The first ``num_warm_ups`` turns are left out, and have
     a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``.
-    ``prepare`` is called before each run.
+    ``prepare`` is called before each run. ``max_tokens``: of an answer; 0: those of the whole comparison.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Case:
     warm_up_share: float = 1.0
     salt: str = ""
     window: Window | None = None
+    max_tokens: int = 0
     prepare: Callable[[], None] = lambda: None
 
     @property
@@ -251,7 +252,7 @@ async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case
             for step in range(max(question.num_turns for question in questions)):
                 asked = [index for index, question in enumerate(questions) if step < question.num_turns]
                 prompts = [questions[index].prompt_after(answers[index]) for index in asked]
-                sampling = (int(share * max_tokens), case.temperature, 1 + 1000 * turn)
+                sampling = (int(share * (case.max_tokens or max_tokens)), case.temperature, 1 + 1000 * turn)
                 request = Request(prompts, *sampling, case.salt, case.window)
                 runs = await _by_turns(case, turn, request, report)
                 _compare(case, request, runs, results)
