@@ -20,11 +20,11 @@ import typer
 
 from bench.harness.command import Common, run_comparison
 from bench.harness.deployment import Processes
-from bench.harness.endpoints import OverGrpc
+from bench.harness.explain import COLUMNS, LEGEND, TITLE, endpoint_of
 from bench.harness.methods import ALONE, KV_SLOTS, against_alone, as_deployed, chosen, served, with_models
 from bench.harness.models import PairName, label_of
 from bench.harness.questions import Question
-from bench.harness.report import Lines, Panel, Say, Values, compare, conditions, finish, matrix, values
+from bench.harness.report import Lines, Panel, Say, Values, by_case, compare, conditions, finish, matrix, values
 from bench.harness.runner import Case, Contender, Results, at_temperatures
 from specdec.speculation.cost import best_number, chain_chances, expected_tokens
 
@@ -70,8 +70,7 @@ async def table_contenders(processes: Processes, only: Sequence[str] = ()) -> li
     }
     contenders = []
     for name, (of_target, of_draft) in chosen(deployments, only).items():
-        _, client = await processes.deployment(of_target, of_draft)
-        endpoint = OverGrpc(client, salted=False)
+        endpoint = await endpoint_of(processes, of_target, of_draft, salted=False)
         contenders.append(against_alone(endpoint, {name: endpoint}))
     return contenders
 
@@ -121,11 +120,14 @@ def main(
     common: Common,
     requests: Annotated[str, typer.Option(help="numbers of concurrent requests, separated by commas")] = "1,8,32,128",
     repeats: Annotated[int, typer.Option(min=1, help="turns; medians are shown")] = 1,
+    explain: Annotated[bool, typer.Option("--explain", help="show where the time goes, by service")] = False,
 ) -> None:
     """Tokens per second over the target alone by the number of requests, with lookup, with drafts, and with heads.
 
     Default models: table models, next to the formula. A running deployment is measured as it is, and without drafting.
     """
+    if explain and common.is_running:
+        raise typer.BadParameter("--explain needs services that this command starts, not --url or --address")
     loads = [int(number) for number in requests.split(",")]
     of_tables = not common.is_running and common.target is None and common.pair in (None, PairName.table)
     max_tokens = common.tokens or (_TABLE_TOKENS if of_tables else _TOKENS)
@@ -136,7 +138,7 @@ def main(
             if of_tables:
                 say(conditions(label_of(PairName.table), max_tokens))
                 asked = table_questions()
-                groups = await table_contenders(await stack.enter_async_context(Processes()))
+                groups = await table_contenders(await stack.enter_async_context(Processes(explain)))
             elif common.is_running:
                 say(conditions("a running deployment", max_tokens))
                 asked, groups = common.asked(), [await stack.enter_async_context(as_deployed(common))]
@@ -144,7 +146,7 @@ def main(
                 models = common.models(PairName.smollm2, directory)
                 say(conditions(models.label, max_tokens))
                 kv_slots = max(KV_SLOTS, _KV_SLOTS_OF_A_REQUEST * max(loads))
-                contenders = served(common, models.target, with_models(models), kv_slots)
+                contenders = served(common, models.target, with_models(models), kv_slots, with_metrics=explain)
                 asked, groups = common.asked(), [await stack.enter_async_context(contenders)]
             cases = [case_of(number, contenders, asked, repeats) for number in loads for contenders in groups]
             yield at_temperatures(cases, common.temperature or [1.0 if of_tables else 0.0])
@@ -156,7 +158,9 @@ def main(
         "Tokens per second of all requests, by their number": matrix(speeds),
         "Speed over the target alone, by the number of requests": matrix(ratios),
     }
-    finish(common, results, tables, _chart(ratios), over_alone=ratios)
+    if explain:
+        tables[TITLE] = by_case(results, COLUMNS)
+    finish(common, results, tables, _chart(ratios), LEGEND if explain else "", over_alone=ratios)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def main(
                 models = common.models(PairName.smollm2, directory)
                 say(conditions(f"{models.label}; engine {engine}", max(lengths)))
                 methods, kv_slots = chosen(with_models(models), only or []), _KV_SLOTS_OF_A_REQUEST * max(loads)
-                services = served(common, models.target, methods, max(KV_SLOTS, kv_slots), flags_of(engine))
+                services = served(common, models.target, methods, max(KV_SLOTS, kv_slots), flags=flags_of(engine))
                 groups = [await stack.enter_async_context(services)]
             if engine is Engine.vllm:  # near ties may differ
                 groups = [[replace(contender, same_as="") for contender in contenders] for contenders in groups]

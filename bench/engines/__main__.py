@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from bench.engines import parity
-from bench.engines.comparisons import Comparison, comparisons_of, started
+from bench.engines.comparisons import Comparison, comparisons_of, of_running, started
 from bench.harness.command import Common, Dtype, run_comparison
 from bench.harness.models import Models, PairName
 from bench.harness.questions import Question
@@ -83,7 +83,7 @@ def main(
 ) -> None:
     """Tokens per second of vLLM by itself and of our services on the engines torch and vllm, in float32.
 
-    Default models: smollm2. vLLM does not compile.
+    Default models: smollm2. vLLM does not compile. A running deployment needs --target, for vLLM.
     """
     if not find_spec("vllm"):
         print("specdec: bench engines needs vLLM in the environment that it runs in (make setup-vllm)", file=sys.stderr)
@@ -92,11 +92,11 @@ def main(
     console, results = Console(highlight=False), Results()
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
         try:
-            models = common.models(PairName.smollm2, Path(directory))
+            models = common.models_of_both(PairName.smollm2, Path(directory))
             if compare_texts:
                 _compare_texts(models, common, console, num_prompts=prompts, max_tokens=max_tokens)
                 return
-            comparisons = comparisons_of(models, only or [""])
+            comparisons = [of_running()] if common.is_running else comparisons_of(models, only or [""])
         except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error
@@ -133,4 +133,4 @@ def _compare_texts(models: Models, common: Common, console: Console, *, num_prom
 
 
 if __name__ == "__main__":
-    run_comparison(main, "temperature", "dtype", "url", "address", "tls_ca")
+    run_comparison(main, "temperature", "dtype")

@@ -30,7 +30,8 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Our services with an engine and a method, the target alone, and a way of vLLM (empty: none)."""
+    """Our services with an engine and a method, the target alone, and a way of vLLM (empty: none). Without an engine: a
+    running deployment."""
 
     name: str
     engine: str
@@ -53,6 +54,11 @@ def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
         names = ", ".join(comparison.name for comparison in comparisons)
         raise ValueError(f"no comparison begins with {' or '.join(only)}, but there are {names}")
     return chosen
+
+
+def of_running() -> Comparison:
+    """A running deployment as it is, next to vLLM by itself."""
+    return Comparison("as deployed", "", Method(), "alone")
 
 
 def serving(processes: Processes, common: Common, target: str, engine: str) -> Serving:
@@ -85,9 +91,12 @@ async def started(
     """Its contenders, the target alone first. Raises StartError."""
     ends = tuple(Checkpoint.find(models.target, "float32").info.eos_token_ids)
     async with AsyncExitStack() as stack:
-        services = serving(await stack.enter_async_context(Processes()), common, models.target, comparison.engine)
-        alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
-        number = None if comparison.method == Method() else num_draft_tokens
+        if comparison.engine:
+            services = serving(await stack.enter_async_context(Processes()), common, models.target, comparison.engine)
+            alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
+        else:
+            alone = drafting = await stack.enter_async_context(common.endpoint())
+        number = num_draft_tokens if comparison.method != Method() or not comparison.engine else None
         contenders = of_services(alone, drafting, number, is_exact=comparison.engine == "torch")
         if how := comparison.in_vllm:
             draft = models.draft if how == "draft_model" else ""

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
-from bench.harness.endpoints import Endpoint, OverGrpc
+from bench.harness.endpoints import Endpoint
+from bench.harness.explain import endpoint_of
 from bench.harness.models import Models, named
 from bench.harness.runner import Contender
 from draft_service.drafters.ngram_model import build
@@ -79,15 +80,19 @@ class Serving:
 
     async def start(self, method: Method) -> tuple[Service, Client]:
         """The orchestrator and its client. Raises StartError."""
-        draft = self._command("draft", method.draft) if method.draft else ()
-        target = self._command("target", self.target, *method.target.split())
-        flags = [f"--tokenizer={self.target}", *method.orchestrator.split()]
+        target, draft, flags = self._commands(method)
         return await self.processes.deployment(target, draft, *flags)
 
-    async def endpoint(self, method: Method) -> OverGrpc:
+    async def endpoint(self, method: Method) -> Endpoint:
         """Raises StartError."""
-        _, client = await self.start(method)
-        return OverGrpc(client)
+        target, draft, flags = self._commands(method)
+        return await endpoint_of(self.processes, target, draft, *flags)
+
+    def _commands(self, method: Method) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+        """Of the target and the draft, and flags of the orchestrator."""
+        draft = self._command("draft", method.draft) if method.draft else ()
+        target = self._command("target", self.target, *method.target.split())
+        return target, draft, [f"--tokenizer={self.target}", *method.orchestrator.split()]
 
     def _command(self, role: str, model: str, *flags: str) -> tuple[str, ...]:
         return command_of(self.common, role, model, *self.flags, *flags, kv_slots=self.kv_slots)
@@ -108,10 +113,16 @@ def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Conte
 
 @asynccontextmanager
 async def served(
-    common: Common, target: str, methods: Mapping[str, Method], kv_slots: int = KV_SLOTS, flags: tuple[str, ...] = ()
+    common: Common,
+    target: str,
+    methods: Mapping[str, Method],
+    kv_slots: int = KV_SLOTS,
+    *,
+    flags: tuple[str, ...] = (),
+    with_metrics: bool = False,
 ) -> AsyncIterator[list[Contender]]:
     """A target alone, and with each method. ``flags``: of both models. Raises StartError."""
-    async with Processes() as processes:
+    async with Processes(with_metrics) as processes:
         serving = Serving(processes, common, target, kv_slots, flags)
         alone = await serving.endpoint(Method())
         yield against_alone(alone, {name: await serving.endpoint(method) for name, method in methods.items()})

@@ -121,7 +121,10 @@ def finish(
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    runs = [{"seconds": run.seconds, "tokens": run.num_tokens, "rounds": run.num_rounds} for run in row.runs]
+    runs = [
+        {"seconds": run.seconds, "tokens": run.num_tokens, "rounds": run.num_rounds, "used_s": dict(run.used_s)}
+        for run in row.runs
+    ]
     return {
         "case": row.case,
         "contender": row.contender,

@@ -63,10 +63,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers to a request, which were there after ``seconds``; of a window those to the first prompts."""
+    """The answers to a request, which were there after ``seconds``; of a window those to the first prompts.
+
+    ``used_s``: seconds of what the services did meanwhile, by its name; empty if that was not asked for.
+    """
 
     seconds: float
     answers: Sequence[Answer]
+    used_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
