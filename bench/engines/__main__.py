@@ -88,6 +88,8 @@ def main(
     if not find_spec("vllm"):
         print("specdec: bench engines needs vLLM in the environment that it runs in (make setup-vllm)", file=sys.stderr)
         raise typer.Exit(2)
+    if compare_texts and common.is_running:
+        raise typer.BadParameter("--parity compares services that it starts, not --url or --address")
     common, max_tokens = replace(common, dtype=Dtype.float32), common.tokens or _TOKENS
     console, results = Console(highlight=False), Results()
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:

@@ -138,7 +138,7 @@ def _body(prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _chunk(choice: Mapping[str, Any], position: int, stats: SpeculationStats) -> Chunk:
-    """``position``: the number of tokens before; ``stats``: of the answer so far, to which the chunk's rounds are added."""
+    """``position``: the number of tokens before; ``stats``: of the answer so far; the chunk's rounds are added."""
     for report in choice.get("specdec", {}).get("rounds", ()):
         stats.num_rounds += 1
         stats.num_draft_tokens += report["num_draft_tokens"]

@@ -28,7 +28,7 @@ def case_in_window(
     repeats: int,
 ) -> Case:
     """After one turn that warms up, in which the policy learns. ``take`` gives so many questions of one turn each."""
-    num_prompts = window.num_live + int(window.num_tokens) // _MEAN_TOKENS
+    num_prompts = window.num_live + int(window.num_tokens) // min(_MEAN_TOKENS, max_tokens)
     turns = [take(num_prompts) for _ in range(1 + repeats)]
     return Case(name, turns, contenders, num_warm_ups=1, salt=name, window=window, max_tokens=max_tokens)
 
