@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -75,8 +76,39 @@ async def table_contenders(processes: Processes, only: Sequence[str] = ()) -> li
     return contenders
 
 
-def table_questions() -> list[Question]:
-    return [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(1024)]
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What answers: table models, a running deployment, or the models of the flags with the methods ``only`` (empty:
+    all), with ``flags`` of both models."""
+
+    common: Common
+    of_tables: bool
+    max_tokens: int
+    kv_slots: int
+    only: Sequence[str] = ()
+    flags: tuple[str, ...] = ()
+    with_metrics: bool = False
+
+    @asynccontextmanager
+    async def started(self, directory: Path, say: Say) -> AsyncIterator[tuple[list[Question], list[list[Contender]]]]:
+        """The questions, and groups of contenders, each with a target alone. Raises StartError, and ValueError for an
+        unknown method."""
+        common, stack = self.common, AsyncExitStack()
+        async with stack:
+            if self.of_tables:
+                say(conditions(label_of(PairName.table), self.max_tokens))
+                questions = [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(1024)]
+                processes = await stack.enter_async_context(Processes(self.with_metrics))
+                yield questions, await table_contenders(processes, self.only)
+            elif common.is_running:
+                say(conditions("a running deployment", self.max_tokens))
+                yield common.asked(), [await stack.enter_async_context(as_deployed(common))]
+            else:
+                models = common.models(PairName.smollm2, directory)
+                say(conditions(" ".join([models.label, *self.flags]), self.max_tokens))
+                methods, options = chosen(with_models(models), self.only), (self.flags, self.with_metrics)
+                services = served(common, models.target, methods, max(KV_SLOTS, self.kv_slots), *options)
+                yield common.asked(), [await stack.enter_async_context(services)]
 
 
 def case_of(num_requests: int, contenders: Sequence[Contender], questions: Sequence[Question], repeats: int) -> Case:
@@ -131,23 +163,11 @@ def main(
     loads = [int(number) for number in requests.split(",")]
     of_tables = not common.is_running and common.target is None and common.pair in (None, PairName.table)
     max_tokens = common.tokens or (_TABLE_TOKENS if of_tables else _TOKENS)
+    load = Load(common, of_tables, max_tokens, _KV_SLOTS_OF_A_REQUEST * max(loads), with_metrics=explain)
 
     @asynccontextmanager
     async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
-        async with AsyncExitStack() as stack:
-            if of_tables:
-                say(conditions(label_of(PairName.table), max_tokens))
-                asked = table_questions()
-                groups = await table_contenders(await stack.enter_async_context(Processes(explain)))
-            elif common.is_running:
-                say(conditions("a running deployment", max_tokens))
-                asked, groups = common.asked(), [await stack.enter_async_context(as_deployed(common))]
-            else:
-                models = common.models(PairName.smollm2, directory)
-                say(conditions(models.label, max_tokens))
-                kv_slots = max(KV_SLOTS, _KV_SLOTS_OF_A_REQUEST * max(loads))
-                contenders = served(common, models.target, with_models(models), kv_slots, with_metrics=explain)
-                asked, groups = common.asked(), [await stack.enter_async_context(contenders)]
+        async with load.started(directory, say) as (asked, groups):
             cases = [case_of(number, contenders, asked, repeats) for number in loads for contenders in groups]
             yield at_temperatures(cases, common.temperature or [1.0 if of_tables else 0.0])
 

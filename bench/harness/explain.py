@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ _ORCHESTRATOR = "orchestrator"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """An endpoint whose runs have the seconds in which the models of its services worked, and those of CPU."""
+    """An endpoint that adds to its runs the seconds in which the models of its services worked, and those of CPU."""
 
     endpoint: Endpoint
     services: Mapping[str, Service]
@@ -57,31 +57,25 @@ async def endpoint_of(
     return Explained(endpoint, {**services, _ORCHESTRATOR: front}, processes)
 
 
-def _busy(row: Row, service: str) -> float | None:
-    """The share of the wall time; None without such a service."""
-    used_s = [run.used_s[name] for run in row.runs if (name := f"{service} busy") in run.used_s]
-    return sum(used_s) / sum(run.seconds for run in row.runs) if used_s else None
+def _shown(row: Row, name: str, show: Callable[[float], str]) -> str:
+    """Of the seconds of all runs; empty if they were not counted."""
+    used_s = [run.used_s[name] for run in row.runs if name in run.used_s]
+    return show(sum(used_s)) if used_s else ""
 
 
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{share:.2f}"
-
-
-def _idle(row: Row) -> float | None:
-    busy = _busy(row, "target")
-    return None if busy is None else max(0.0, 1 - busy)
+def _busy(row: Row, service: str) -> str:
+    return _shown(row, f"{service} busy", lambda seconds: f"{seconds / row.seconds:.2f}")
 
 
 def _cpu_us(row: Row, service: str) -> str:
-    used_s = [run.used_s[name] for run in row.runs if (name := f"{service} CPU") in run.used_s]
-    num_rounds = row.total("num_rounds")
-    return f"{1e6 * sum(used_s) / num_rounds:.0f}" if used_s and num_rounds else ""
+    """Per round."""
+    return _shown(row, f"{service} CPU", lambda seconds: f"{1e6 * seconds / max(1, row.total('num_rounds')):.0f}")
 
 
 COLUMNS: Columns = {
-    "busy": lambda row: _share(_busy(row, "target")),
-    "idle": lambda row: _share(_idle(row)),
-    "draft busy": lambda row: _share(_busy(row, "draft")),
+    "busy": lambda row: _busy(row, "target"),
+    "idle": lambda row: _shown(row, "target busy", lambda seconds: f"{max(0, 1 - seconds / row.seconds):.2f}"),
+    "draft busy": lambda row: _busy(row, "draft"),
     "CPU: target": lambda row: _cpu_us(row, "target"),
     "draft": lambda row: _cpu_us(row, "draft"),
     _ORCHESTRATOR: lambda row: _cpu_us(row, _ORCHESTRATOR),

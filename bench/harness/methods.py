@@ -117,7 +117,6 @@ async def served(
     target: str,
     methods: Mapping[str, Method],
     kv_slots: int = KV_SLOTS,
-    *,
     flags: tuple[str, ...] = (),
     with_metrics: bool = False,
 ) -> AsyncIterator[list[Contender]]:

@@ -169,8 +169,12 @@ class Row:
         """The ratio of speeds by the time of all runs together."""
         rows = (self, self.first or self)
         num_tokens, base_tokens = (sum(run.num_tokens for run in row.runs) for row in rows)
-        seconds, base_seconds = (sum(run.seconds for run in row.runs) for row in rows)
-        return (num_tokens / seconds) / (base_tokens / base_seconds)
+        return (num_tokens / rows[0].seconds) / (base_tokens / rows[1].seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs together."""
+        return sum(run.seconds for run in self.runs)
 
     @property
     def stats(self) -> list[SpeculationStats]:
