@@ -105,7 +105,7 @@ class Load:
                 yield common.asked(), [await stack.enter_async_context(as_deployed(common))]
             else:
                 models = common.models(PairName.smollm2, directory)
-                say(conditions(" ".join([models.label, *self.flags]), self.max_tokens))
+                say(conditions("; ".join([models.label, *self.flags[:1]]), self.max_tokens))
                 methods, options = chosen(with_models(models), self.only), (self.flags, self.with_metrics)
                 services = served(common, models.target, methods, max(KV_SLOTS, self.kv_slots), *options)
                 yield common.asked(), [await stack.enter_async_context(services)]

@@ -70,8 +70,8 @@ def main(
 ) -> None:
     """Whether a method is anywhere slower than the target alone: by load, length of answers, and temperature.
 
-    Methods: lookup, each draft, each head. Default models: smollm2; temperatures 0 and 0.7. A running deployment is
-    measured as it is, and without drafting.
+    Methods: lookup, each draft, each head. Temperatures by default: 0 and 0.7.
+    Default models: smollm2. A running deployment is measured as it is, and without drafting.
     """
     loads, lengths = ([int(number) for number in numbers.split(",")] for numbers in (requests, tokens))
     load = Load(
