@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 4_380,
     "bench": 7_430,
     "testing": 2_605,
-    "tests": 43_580,
+    "tests": 43_590,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
