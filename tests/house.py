@@ -25,9 +25,9 @@ BUDGETS = {
     "target_service": 3_470,
     "draft_service": 2_285,
     "gateway": 4_380,
-    "bench": 7_100,
+    "bench": 7_430,
     "testing": 2_605,
-    "tests": 43_490,
+    "tests": 43_690,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
