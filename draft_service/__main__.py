@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 
 from draft_service.drafter import Drafter
-from specdec.core.settings import ModelServiceSettings, parse
+from specdec.core.settings import ModelServiceSettings, VllmSettings, parse
 from specdec.server.model_server import ModelServer, run
 
 
@@ -36,6 +36,13 @@ class DraftSettings(ModelServiceSettings):
             raise ValueError("an n-gram model has its target's vocabulary")
         if value and others.data.get("engine") == "vllm":
             raise ValueError("engine vllm drafts in the target's vocabulary only; engine torch has this")
+        return value
+
+    @field_validator("vllm")
+    @classmethod
+    def _without_adapters(cls, value: VllmSettings) -> VllmSettings:
+        if value.adapters:
+            raise ValueError("adapters are a target's: a draft is the same for all of them")
         return value
 
 
