@@ -17,6 +17,8 @@ from draft_service.drafters.vllm_drafter import SAMPLER as DRAFT_SAMPLER
 from draft_service.drafters.vllm_drafter import VllmDrafter
 from specdec.client import Client
 from specdec.core.errors import InvalidArgument
+from specdec.core.settings import VllmSettings
+from specdec.vllm import loading
 from specdec.vllm.loading import load_engine
 from target_service.heads.vllm_proposer import proposer
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
@@ -81,7 +83,8 @@ def directories(reference: Reference, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def verifier(load, target_model: str, directories: dict[str, str]) -> VllmVerifier:
-    return VllmVerifier(*load(settings(target_model, vllm={"adapters": directories}), SAMPLER))
+    """In one thread: vLLM computes adapters in many small steps, for each of which threads would wait."""
+    return VllmVerifier(*load(settings(target_model, threads=1, vllm={"adapters": directories}), SAMPLER))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +142,7 @@ async def test_a_cached_prompt_and_its_logprobs_are_those_of_an_adapter(
 
 @pytest.fixture
 def drafting(target_model: str, draft_model: str, directories: dict[str, str]) -> Iterator[VllmVerifier]:
-    apart = settings(target_model, vllm={"distributed_executor_backend": "mp", "adapters": directories})
+    apart = settings(target_model, threads=1, vllm={"distributed_executor_backend": "mp", "adapters": directories})
     with proposer(draft_model, "", target_model, "") as chosen:
         verifier = VllmVerifier(*load_engine(apart, SAMPLER, proposer=chosen))
     yield verifier
@@ -152,3 +155,18 @@ async def test_a_target_that_drafts_by_itself_has_adapters(
     async with cluster([drafting]) as deployment:
         await check(deployment.client, alone)
         await deployment.settled()
+
+
+def test_an_adapter_of_another_model_is_refused(load, target_model: str, tmp_path: Path) -> None:
+    """vLLM would leave out what it does not find, and give the text of the model."""
+    other = "model.layers.99.self_attn.o_proj"
+    tensors = {f"{other}.lora_{part}.weight": torch.ones(shape) for part, shape in (("A", (4, 320)), ("B", (320, 4)))}
+    folder = save(tmp_path / "other", 4, ("o_proj",), tensors)
+    with pytest.raises(ValueError, match=rf"adapter other is of another model: \['{other}'\]"):
+        load(settings(target_model, vllm={"adapters": {"other": folder}}), SAMPLER)
+
+
+def test_the_model_digest_depends_on_the_adapters(directories: dict[str, str]) -> None:
+    chosen = [{}, {"tall": directories["tall"]}, {"tall": directories["wide"]}, directories]
+    parts = {loading._of_settings(VllmSettings(adapters=named), torch.device("cpu"))[1] for named in chosen}
+    assert len(parts) == len(chosen)
