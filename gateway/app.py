@@ -29,6 +29,7 @@ from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable, unknown_model
 from gateway.metrics import Metrics
+from gateway.models import ServedModels
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
 from gateway.prompts import responses
@@ -45,7 +46,6 @@ from specdec.v1 import generation_pb2
 
 log = logging.getLogger(__name__)
 
-_MODEL_NAME_S = 5.0
 _SCRAPE_S = 2.0  # Prometheus waits for 10 s, and there may be several orchestrators
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PAGE = {
@@ -71,8 +71,7 @@ class Gateway:
         self._bodies = Bodies(settings.accept_unknown_fields)
         self._waiting = Waiting()
         self._scrape_key: str | None = None  # the last one that an orchestrator took
-        self._model_name, self._template, self._named_at = "", "", -_MODEL_NAME_S
-        self._adapters: Sequence[str] = ()
+        self._served_models = ServedModels(settings.served_model_name)
 
     def app(self) -> Starlette:
         routes = [
@@ -136,12 +135,12 @@ class Gateway:
         kind: Callable[[Answer], AnyAnswer] = lambda answer: answer,
     ) -> Response:
         """``kind``: what becomes of the answer of chat or completions."""
-        model, adapter = await self._checked_model(request, body.model)
+        model, adapter = await self._served_models.checked(body.model, partial(self._info, request))
         if adapter:
             requests = [{**fields, "adapter": adapter} for fields in requests]
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
-        parser = self._formats.parser(body, self._template) if isinstance(body, ChatBody) else Parser
+        parser = self._formats.parser(body, self._served_models.template) if isinstance(body, ChatBody) else Parser
         answer = kind(Answer(body, len(requests), request_id, model, parser))
         source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):
@@ -201,14 +200,10 @@ class Gateway:
         raise unknown_model(name, [model["id"] for model in models])
 
     async def _described(self, request: Request) -> list[dict[str, Any]]:
-        """The model, by each of its names, and its adapters."""
         info = await self._info(request)
         if not info.HasField("target"):
             raise unavailable("no target is ready")
-        model = {"object": "model", "created": 0, "owned_by": "specdec", "max_model_len": info.target.context_length}
-        names = self._settings.served_model_name or [info.model_name]
-        adapters = [{"id": name, **model, "parent": names[0]} for name in info.target.adapters if name not in names]
-        return [*({"id": name, **model} for name in names), *adapters]
+        return self._served_models.described(info)
 
     async def _tokenize(self, request: Request) -> Response:
         body, fields = await self._read(request, TokenizeBody, translation.of_tokenize)
@@ -301,24 +296,6 @@ class Gateway:
             return response
 
         return serve
-
-    async def _checked_model(self, request: Request, name: str | None) -> tuple[str, str]:
-        """The name of the served model, or of its adapter that the request names, and the adapter; empty: none. Raises
-        HttpError if the request names neither."""
-        now = time.monotonic()
-        # To callers without a key all names are alike: what the name is, is asked with the key.
-        names = self._settings.served_model_name or [self._model_name]
-        if now - self._named_at > _MODEL_NAME_S or (name and name not in (*names, *self._adapters)):
-            info = await self._info(request)
-            self._model_name, self._template = info.model_name, info.tokenizer.chat_template
-            self._adapters = list(info.target.adapters)
-            self._named_at = now if self._model_name else self._named_at
-        names = self._settings.served_model_name or [self._model_name]
-        if not name or name in names or not names[0]:
-            return names[0], ""
-        if name not in self._adapters:
-            raise unknown_model(name, [*names, *self._adapters])
-        return name, name
 
 
 def _answer_to(error: Exception, request_id: str) -> HttpError:

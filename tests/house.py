@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_660,
-    "orchestrator": 7_730,
-    "target_service": 3_470,
+    "specdec": 15_790,
+    "orchestrator": 7_740,
+    "target_service": 3_480,
     "draft_service": 2_285,
-    "gateway": 4_380,
+    "gateway": 4_390,
     "bench": 7_100,
     "testing": 2_605,
-    "tests": 43_390,
+    "tests": 43_750,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
