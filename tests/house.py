@@ -24,7 +24,7 @@ BUDGETS = {
     "orchestrator": 7_740,
     "target_service": 3_480,
     "draft_service": 2_285,
-    "gateway": 4_390,
+    "gateway": 4_415,
     "bench": 7_100,
     "testing": 2_605,
     "tests": 43_750,
