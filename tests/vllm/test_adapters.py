@@ -26,6 +26,7 @@ from tests.cluster import cluster
 from tests.parity.conftest import Reference
 from tests.parity.target_alone import SETTINGS, Case, TargetAlone
 from tests.vllm.conftest import settings
+from tests.vllm.test_self_drafts import head
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -140,10 +141,12 @@ async def test_a_cached_prompt_and_its_logprobs_are_those_of_an_adapter(
             assert logprobs == pytest.approx(theirs.tolist(), abs=1e-3)
 
 
-@pytest.fixture
-def drafting(target_model: str, draft_model: str, directories: dict[str, str]) -> Iterator[VllmVerifier]:
+@pytest.fixture(params=["eagle3", "draft_model"])
+def drafting(
+    request: pytest.FixtureRequest, target_model: str, directories: dict[str, str], tmp_path: Path
+) -> Iterator[VllmVerifier]:
     apart = settings(target_model, threads=1, vllm={"distributed_executor_backend": "mp", "adapters": directories})
-    with proposer(draft_model, "", target_model, "") as chosen:
+    with proposer(head(tmp_path / "head", request.param), "", target_model, "") as chosen:
         verifier = VllmVerifier(*load_engine(apart, SAMPLER, proposer=chosen))
     yield verifier
     verifier._engine.shut_down()
