@@ -41,9 +41,8 @@ class DraftSettings(ModelServiceSettings):
     @field_validator("vllm")
     @classmethod
     def _without_adapters(cls, value: VllmSettings) -> VllmSettings:
-        if value.adapters:
-            raise ValueError("adapters are a target's: a draft is the same for all of them")
-        return value
+        """A draft is the same for all adapters, and ``specdec up`` has one environment for target and draft."""
+        return value.model_copy(update={"adapters": {}})
 
 
 def _drafter(settings: DraftSettings) -> Drafter:
