@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 4_415,
     "bench": 7_100,
     "testing": 2_605,
-    "tests": 43_750,
+    "tests": 43_760,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -148,7 +148,7 @@ class VllmSettings(BaseModel):
     )
     adapters: dict[str, str] = Field(
         default_factory=dict,
-        description='LoRA adapters of a target by name, as JSON: {"name": "DIR"}; a draft has none',
+        description='LoRA adapters by name, as JSON: {"name": "DIR"}; a draft has none',
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description='more of vLLM\'s EngineArgs, as JSON: {"max_num_batched_tokens": 8192}'
