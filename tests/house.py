@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_790,
+    "specdec": 15_795,
     "orchestrator": 7_740,
     "target_service": 3_480,
     "draft_service": 2_285,
     "gateway": 4_415,
-    "bench": 7_100,
+    "bench": 7_430,
     "testing": 2_605,
-    "tests": 43_760,
+    "tests": 43_960,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
