@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_980,
-    "orchestrator": 7_730,
-    "target_service": 3_470,
+    "specdec": 16_115,
+    "orchestrator": 7_740,
+    "target_service": 3_480,
     "draft_service": 2_285,
-    "gateway": 4_380,
+    "gateway": 4_415,
     "bench": 7_430,
     "testing": 2_605,
-    "tests": 43_690,
+    "tests": 44_065,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

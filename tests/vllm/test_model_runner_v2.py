@@ -44,21 +44,22 @@ def test_laws_of_texts_hold_on_model_runner_v2() -> None:
 
 
 @pytest.mark.parametrize(
-    ("proposer", "num_stages", "words"),
+    ("proposer", "num_stages", "lora", "words"),
     [
         (
             Proposer("mtp", {"method": "mtp"}),
             1,
             r"a target does not draft by itself \(mtp\)",
         ),
-        (None, 2, "there are no pipeline stages"),
+        (None, 1, object(), "there are no adapters"),
+        (None, 2, None, "there are no pipeline stages"),
     ],
 )
 def test_what_v2_cannot_do_is_refused(
-    monkeypatch: pytest.MonkeyPatch, proposer: Proposer | None, num_stages: int, words: str
+    monkeypatch: pytest.MonkeyPatch, proposer: Proposer | None, num_stages: int, lora: object, words: str
 ) -> None:
     parallel = SimpleNamespace(pipeline_parallel_size=num_stages)
-    config = SimpleNamespace(use_v2_model_runner=True, parallel_config=parallel)
+    config = SimpleNamespace(use_v2_model_runner=True, parallel_config=parallel, lora_config=lora)
     monkeypatch.setattr(engine, "_config_with", lambda *_, **__: config)
     with pytest.raises(ValueError, match=words):
         engine.lend_workers({}, max_chain=4, num_slots=0, proposer=proposer)
