@@ -46,11 +46,7 @@ def test_laws_of_texts_hold_on_model_runner_v2() -> None:
 @pytest.mark.parametrize(
     ("proposer", "num_stages", "lora", "words"),
     [
-        (
-            Proposer("mtp", {"method": "mtp"}),
-            1,
-            r"a target does not draft by itself \(mtp\)",
-        ),
+        (Proposer("mtp", {"method": "mtp"}), 1, None, r"a target does not draft by itself \(mtp\)"),
         (None, 1, object(), "there are no adapters"),
         (None, 2, None, "there are no pipeline stages"),
     ],
