@@ -19,7 +19,6 @@ from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.decoder import Step, decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.drafting.text_history import TextHistory
 from orchestrator.outbox import Chunk, Event, Outbox, PromptPart, RoundReport
@@ -37,6 +36,7 @@ from specdec.core.rounds import Logprobs, ModelInfo
 from specdec.core.sequence import SamplingParams
 from specdec.core.tree import EMPTY_TREE
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from specdec.telemetry import setup as telemetry
 
 _IDS_PER_PROMPT_PART = 1024

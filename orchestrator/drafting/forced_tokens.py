@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from orchestrator.drafting.prompt_lookup import MAX_LOOKUP_TOKENS, PromptLookup
 from specdec.core.tree import TokenTree
 from specdec.sampling.grammar import Budget, Compiled
 from specdec.speculation.acceptance import AcceptanceRate
+from specdec.speculation.prompt_lookup import MAX_LOOKUP_TOKENS, PromptLookup
 
 _MEMORY, _PRIOR, _PRIOR_TRIALS = 100, 0.8, 8
 

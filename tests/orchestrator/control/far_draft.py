@@ -18,7 +18,6 @@ from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import LATE, DraftClient
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
@@ -27,6 +26,7 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Ver
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from testing.table_model import Table, TableDrafter
 from tests.models.fake_peers import new_sequence, still_to_come
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.drafting.forced_tokens import ForcedTokens
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 
 
 class Script:

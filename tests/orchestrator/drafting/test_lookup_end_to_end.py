@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator import sample as sample_
-from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.rounds import RoundPlan
 from orchestrator.verifying.target_client import TargetClient
+from specdec.speculation.prompt_lookup import PromptLookup
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
 from testing.misbehaving import Misbehaving

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.drafting import text_history
-from orchestrator.drafting.prompt_lookup import LENGTHS, LONGEST, MAX_LOOKUP_TOKENS, HitRates, PromptLookup, agreement
 from orchestrator.drafting.text_history import TextHistory
+from specdec.speculation.prompt_lookup import LENGTHS, LONGEST, MAX_LOOKUP_TOKENS, HitRates, PromptLookup, agreement
 from tests.models.fake_peers import hit_rates
 
 OWNERS = (b"", b"a", b"\xffb")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.drafting import prompt_lookup
-from orchestrator.drafting.prompt_lookup import MAX_LOOKUP_TOKENS, HitRates, PromptLookup
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation import prompt_lookup
 from specdec.speculation.acceptance import AcceptanceRate
+from specdec.speculation.prompt_lookup import MAX_LOOKUP_TOKENS, HitRates, PromptLookup
 from tests.models.fake_peers import hit_rates
 
 LONGEST, SHORTEST = 16, 2
