@@ -52,6 +52,10 @@ class ForcedTokens:
             return self._lookup.chances(ids)
         return [self._rate.share() ** number for number in range(1, len(self._forced) + 1)]
 
+    @property
+    def in_text(self) -> bool:
+        return not self._forced and self._lookup.in_text
+
     def _follow(self, mask: Mask, ids: Sequence[int]) -> None:
         new = ids[self._num_seen : self._num_seen + _TOKENS_AT_ONCE]
         for token in new:
