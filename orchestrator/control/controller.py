@@ -138,7 +138,7 @@ class Adaptive:
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
         # What is in the text is left to a target that finds it without a trip between two passes.
-        but_text = self._target_looks_up and self_draft_nodes > 0 and not draft
+        but_text = self._target_looks_up and self_draft_nodes > 0 and not policy.on
         lookup = self._lookup_grants(sequence, most, but_text=but_text) if not policy.checking else []
         lookup = [each for each in lookup if each[0] > self_draft_rate or self._target_looks_up]
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
