@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_870,
+    "specdec": 15_880,
     "orchestrator": 7_540,
-    "target_service": 3_470,
+    "target_service": 3_530,
     "draft_service": 2_285,
     "gateway": 4_380,
     "bench": 7_100,
     "testing": 2_605,
-    "tests": 43_390,
+    "tests": 43_570,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
