@@ -115,8 +115,8 @@ def points() -> Iterator[Point]:
 
 def measured(point: Point) -> Result:
     place, rounds = point.place, ROUNDS[point.sequences]
-    policy = tuple(tokens_per_s(adaptive(place, seed), WARM_UP_ROUNDS, rounds) for seed in SEEDS)
-    by_number = ([tokens_per_s(fixed(place, k, seed), 10, rounds) for seed in SEEDS] for k in FIXED)
+    policy = tuple(tokens_per_s(adaptive(place, seed), WARM_UP_ROUNDS, rounds, accidents=False) for seed in SEEDS)
+    by_number = ([tokens_per_s(fixed(place, k, seed), 10, rounds, accidents=False) for seed in SEEDS] for k in FIXED)
     return Result(point, policy, tuple(map(statistics.median, by_number)))
 
 
