@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 4_380,
     "bench": 7_100,
     "testing": 2_605,
-    "tests": 43_570,
+    "tests": 43_620,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from pydantic import ValidationError
+
 from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.speculation.prompt_lookup import HitRates, PromptLookup
+from target_service.__main__ import TargetSettings
 from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
 from target_service.self_draft.text_lookup import TextLookup, chain_of
@@ -51,3 +55,10 @@ def test_texts_with_and_without_lookups_share_their_cached_prompts():
         assert isinstance(verdict, Verdict)
         num_cached.append(verdict.num_cached_tokens)
     assert num_cached == [0, 19]
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_it_is_a_setting_of_both_engines_and_no_second_method_beside_a_head(engine: str):
+    assert TargetSettings(model="m", engine=engine, self_draft="lookup").self_draft == "lookup"
+    with pytest.raises(ValidationError, match="set one of them"):
+        TargetSettings(model="m", engine=engine, self_draft="lookup", head="h")
