@@ -26,12 +26,11 @@ from bench.harness.models import PairName, label_of
 from bench.harness.questions import Question
 from bench.harness.report import Lines, Panel, Say, Values, compare, conditions, finish, matrix, values
 from bench.harness.runner import Case, Contender, Results, at_temperatures
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.speculation.cost import best_number, chain_chances, expected_tokens
 
 PASS_MS, ROW_US, STEP_MS, ACCEPTANCE, PERIOD = 20.0, 150.0, 1.0, 0.75, 32
 """Of the table models."""
-_MAX_DRAFT_TOKENS, _MAX_LOOKUP_TOKENS = 8, 16
-"""Of a round, if the number is chosen."""
 _TABLE_TOKENS, _TOKENS = 160, 64
 _KV_SLOTS_OF_A_REQUEST = 512
 
@@ -44,7 +43,7 @@ def formula(method: str, requests: int, tokens: int) -> float:
     """The speed over the target alone."""
     repeats = method == "lookup"  # all is right once the text has begun to repeat itself
     chances = itertools.repeat(1.0) if repeats else chain_chances([ACCEPTANCE])
-    expected = expected_tokens(chances, _MAX_LOOKUP_TOKENS if repeats else _MAX_DRAFT_TOKENS)
+    expected = expected_tokens(chances, MAX_DRAFT_TOKENS)
     step_ms = STEP_MS if method == "draft" else 0.0
 
     def round_ms(number: int) -> float:

@@ -32,17 +32,15 @@ from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece, pieces_of
 from orchestrator.verifying.target_client import TargetClient
 from orchestrator.workers import Workers
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import LOOKUP, Logprobs, ModelInfo
 from specdec.core.sequence import SamplingParams
 from specdec.core.tree import EMPTY_TREE
 from specdec.speculation.acceptance import AcceptanceModel
-from specdec.speculation.prompt_lookup import MAX_LOOKUP_TOKENS, HitRates, PromptLookup
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from specdec.telemetry import setup as telemetry
 
 _IDS_PER_PROMPT_PART = 1024
-
-_MAX_ADAPTIVE_DRAFT_TOKENS = 8
-"""Draft tokens per round at most if neither the request nor the settings fix a number."""
 
 _PARTS = [(part, f"{part.removeprefix('model_')}_us") for part in PARTS]
 
@@ -65,9 +63,9 @@ class Experience:
     def __init__(self, num_history_tokens: int) -> None:
         self.costs = CostModel()
         # By whether drafts grow ahead of the sequence: under token and block verification its rounds always wait.
-        self.policies = [DraftLength(self.costs, _MAX_ADAPTIVE_DRAFT_TOKENS, ahead) for ahead in (False, True)]
-        self.self_draft = SelfDraftLength(self.costs, _MAX_ADAPTIVE_DRAFT_TOKENS)
-        self.self_lookup = SelfDraftLength(self.costs, MAX_LOOKUP_TOKENS, looks_up=True)
+        self.policies = [DraftLength(self.costs, MAX_DRAFT_TOKENS, ahead) for ahead in (False, True)]
+        self.self_draft = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS)
+        self.self_lookup = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS, looks_up=True)
         self.acceptance = AcceptanceModel()
         self.hit_rates = HitRates()
         self.history = TextHistory(num_history_tokens) if num_history_tokens else None

@@ -21,6 +21,7 @@ from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
 from orchestrator.drafting.draft_client import LATE
 from orchestrator.rounds import Drafting, Exchange, RoundRecord, Source
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
 from specdec.server.batch_delay import BatchDelay
@@ -28,7 +29,6 @@ from specdec.speculation.acceptance import AcceptanceModel
 from specdec.speculation.cost import chain_chances, expected_tokens
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
-MAX_DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +303,8 @@ def adaptive_controllers(max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Callable[[
 
 
 def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80, accidents: bool = True) -> float:
-    """After a warm-up, over ``rounds`` rounds of each sequence. ``accidents``: whether the time counts by which rare slow
-    passes are longer. One in a short run is more than what most comparisons are about."""
+    """After a warm-up, over ``rounds`` rounds of each sequence. ``accidents``: whether the time counts by which rare
+    slow passes are longer. One in a short run is more than what most comparisons are about."""
     run.on(warm_up)
     tokens, since, accidents_s = run.tokens, run.now, run.accidents_s
     run.on(rounds)

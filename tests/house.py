@@ -21,7 +21,7 @@ from tests.checkout import ROOT
 
 BUDGETS = {
     "specdec": 15_880,
-    "orchestrator": 7_540,
+    "orchestrator": 7_580,
     "target_service": 3_530,
     "draft_service": 2_285,
     "gateway": 4_380,

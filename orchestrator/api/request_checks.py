@@ -16,6 +16,7 @@ from orchestrator.api.chat import chat_problems
 from orchestrator.api.prompts import Prompts
 from orchestrator.request import Ids, Request
 from specdec.core.errors import ContextExceeded
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import CACHE_SALT, LOGPROBS, MAX_LOGPROBS, RESTRICTIONS, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method
 from specdec.transport.sampling_wire import sampling_problems
@@ -25,7 +26,6 @@ from specdec.v1 import generation_pb2
 Problems = Iterator[tuple[str, str]]
 """(field, problem)."""
 
-MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")

@@ -5,13 +5,12 @@ K is fixed before anything is drafted, by the past alone: never by what was prop
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.control.draft_length import DraftLength, best_depth
+from orchestrator.control.draft_length import SURE, DraftLength, best_depth
 from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
@@ -64,7 +63,7 @@ class Fixed:
         if not self._num_draft_tokens or self._self_drafts:
             return RoundPlan(num_autonomous=_autonomous(sequence), self_draft_nodes=self._num_draft_tokens)
         grants = (Grant(Source.DRAFT, num_tokens, waits=True),) if num_tokens else ()
-        deadline_s = self._costs.deadline_s(num_tokens, self._num_draft_tokens)
+        deadline_s = self._costs.deadline_s(num_tokens)
         return RoundPlan(grants, deadline_s=deadline_s, next_round_after_s=_next_round_s(self._costs, num_tokens))
 
     def observe(self, record: RoundRecord) -> None:
@@ -128,8 +127,10 @@ class Adaptive:
         policy, costs = self._policy, self._policy.costs
         self._num_rounds += 1
         of_ranks, most = self._acceptance.of_ranks, min(self._most, sequence.remaining - 1)
-        expected = self._expected(chain_chances(of_ranks, self._num_siblings))
-        of_hit = self._expected(tree_chances(of_ranks)) if policy.ahead and not self._chains else expected
+        expected = policy.considered(chain_chances(of_ranks, self._num_siblings), self._most)
+        of_hit = (
+            policy.considered(tree_chances(of_ranks), self._most) if policy.ahead and not self._chains else expected
+        )
         self_draft_nodes, self_draft_rate = self._best_self_draft()
         trusts = self._trust[Source.DRAFT].holds(policy.now) and (self._target_looks_up or not self_draft_nodes)
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
@@ -153,8 +154,8 @@ class Adaptive:
         return RoundPlan(
             grants,
             num_autonomous,
-            [costs.round_s(k) for k in range(min(policy.most, most) + 1)] if policy.ahead and costs.known else (),
-            costs.deadline_s(max(1, num_asked), policy.most),
+            [costs.round_s(k) for k in range(min(len(of_hit) - 1, most) + 1)] if policy.ahead and costs.known else (),
+            costs.deadline_s(max(1, num_asked)),
             _next_round_s(costs, depth) if policy.ahead and depth and grants[0].source is Source.DRAFT else None,
             self_draft_nodes,
         )
@@ -163,31 +164,31 @@ class Adaptive:
         """Nodes that the target drafts itself, and their goodput."""
         if self._self_draft is None:
             return 0, 0.0
-        return self._self_draft.choose(
-            self._expected_of_self_draft(self._self_draft_nodes or min(self._self_draft.most, self._most)),
-            only=self._self_draft_nodes,
-        )
+        chances = self._self_draft_chances()
+        if only := self._self_draft_nodes:
+            return self._self_draft.choose(expected_tokens(chances, only), only)
+        return self._self_draft.choose(self._policy.considered(chances, min(self._self_draft.most, self._most)))
 
-    def _expected_of_self_draft(self, most: int) -> list[float]:
-        """Tokens of a round by the number of self-draft nodes, at most ``most``."""
+    def _self_draft_chances(self) -> Iterator[float]:
         chances = chain_chances if self._chains or self._target_looks_up else tree_chances
-        return expected_tokens(chances(self._self_draft_acceptance.of_ranks), most)
-
-    def _expected(self, chances: Iterator[float]) -> list[float]:
-        """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""
-        return expected_tokens(itertools.islice(chances, self._most), self._policy.most)
+        return chances(self._self_draft_acceptance.of_ranks)
 
     def _draft_grants(self, expected: Seq[float], of_hit: Seq[float], most: int) -> list[tuple[float, Grant]]:
         """With their goodput: what has arrived, and what the round waits for."""
         policy, costs = self._policy, self._policy.costs
         grants, known = [], costs.known
         if policy.ahead:
-            depth = best_depth(costs, of_hit) if known else policy.most
+            depth = best_depth(costs, of_hit) if known else SURE
             rate = of_hit[depth] / costs.round_s(depth) if policy.on and known else 1e9
             grants.append((rate, Grant(Source.DRAFT, min(depth, most))))
         if k := min(policy.num_tokens, most):
             seconds = costs.draft_s(k) + costs.round_s(k)
-            grants.append((expected[k] / seconds if policy.on and known else 1e9, Grant(Source.DRAFT, k, waits=True)))
+            grants.append(
+                (
+                    expected[min(k, len(expected) - 1)] / seconds if policy.on and known else 1e9,
+                    Grant(Source.DRAFT, k, waits=True),
+                )
+            )
         return grants
 
     def _lookup_grants(self, sequence: Sequence, most: int, but_text: bool) -> list[tuple[float, Grant]]:
@@ -212,7 +213,7 @@ class Adaptive:
             return
         if self._self_draft is not None:
             num_nodes = record.num_nodes if record.source is Source.SELF_DRAFT else 0
-            self._self_draft.observe(record, self._expected_of_self_draft(num_nodes)[-1] - 1)
+            self._self_draft.observe(record, expected_tokens(self._self_draft_chances(), num_nodes)[-1] - 1)
         if record.source is Source.SELF_DRAFT:
             self._self_draft_acceptance.observe(record.verified_tree, record.accepted, ended=True)
             return
@@ -223,8 +224,10 @@ class Adaptive:
             return
         # Autonomously it would make a token in each pass of the others.
         took_s = record.exchange.round_trip_s + (record.drafting.waited_s or 0.0)
+        depth = max(record.verified_tree.depths, default=0)
         num_lost = took_s / max(policy.costs.alone_s, record.pass_s) - len(record.accepted) - 1
-        if self._trust[source].book(num_lost, policy.now) and source is Source.DRAFT:
+        # A long round that is all wrong is as likely as a short one, and loses more.
+        if self._trust[source].book(num_lost / max(1, depth / SURE), policy.now) and source is Source.DRAFT:
             self._acceptance.forget()
 
 

@@ -19,10 +19,10 @@ NOISE, DRIFT = 0.05, 0.005
 ACCIDENT = 0.25
 """A measurement that is slower than the median of the last three by more than this share is ignored."""
 
-MAX_ROWS = 25
+MAX_ROWS = 65
 """Rows of a sequence in a pass; more are a prompt's."""
 
-DEADLINES, MIN_DEADLINE_S = 4.0, 0.05
+DEADLINES, DEADLINE_PASSES, MIN_DEADLINE_S = 4.0, 8, 0.05
 """A draft is late after so many times its usual time; an event loop may be busy for MIN_DEADLINE_S."""
 
 
@@ -108,12 +108,19 @@ class CostModel:
         """A round in which all sequences verify so many nodes that are there."""
         return self.overhead_s + self.target_s(self.num_live * (num_nodes + 1))
 
-    def deadline_s(self, num_tokens: int, most: int) -> float:
-        """How long ``num_tokens`` are worth waiting for; ``most`` passes of the target at most, which need no draft."""
+    @property
+    def min_chance(self) -> float:
+        """A draft token that is accepted less often never pays for its row: others of the pass are faster by more. The
+        target must be known."""
+        return self._target.slope * self.num_live / max(1e-9, self.alone_s)
+
+    def deadline_s(self, num_tokens: int) -> float:
+        """How long ``num_tokens`` are worth waiting for: DEADLINE_PASSES of the target at most, or as many as give so
+        many tokens without a draft."""
         if not self.target_known:
             return 1.0
         usual_s = DEADLINES * self.draft_s(num_tokens) if self.known else 2 * self.alone_s
-        return max(MIN_DEADLINE_S, min(usual_s, most * self.alone_s))
+        return max(MIN_DEADLINE_S, min(usual_s, max(DEADLINE_PASSES, num_tokens) * self.alone_s))
 
     def of_one_s(self, num_tokens: int, seconds: float) -> float:
         """The time of one draft token, for a draft that took ``seconds`` for ``num_tokens``. Needs an answer before."""

@@ -6,7 +6,8 @@ alike: one that drafts alone makes the others' passes longer, and misses some of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from orchestrator.control.cost_model import CostModel
 from orchestrator.rounds import RoundRecord
@@ -21,6 +22,12 @@ START_TOKENS, PROBE_SEQUENCES = 2, 4
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_PER_WAIT = 8, 256, 32
 """Passes between two probes while drafting is off, doubled each time, and PAUSE_PER_WAIT for each pass of waiting."""
+
+SURE = 8
+"""Draft tokens that are always considered. More are as long as they may pay for their rows."""
+
+MIN_GAIN = 0.01
+"""Expected tokens of one draft token more, below which it is not considered."""
 
 LOAD_CHANGE = 2
 """With so many times as many sequences, or as few, the costs are others: drafting is probed at once."""
@@ -40,7 +47,7 @@ class DraftLength:
         """Number of the pass."""
         self.num_tokens = 0
         """Draft tokens that a round waits for; 0: it takes what is there."""
-        self._expected, self._expected_of_hit = [1.0] * (most + 1), [1.0] * (most + 1)  # tokens of a round
+        self._expected, self._expected_of_hit = [1.0] * (SURE + 1), [1.0] * (SURE + 1)  # tokens of a round
         self._reviewed = -1
         self._stretch = 1.0  # rounds with drafts: measured over expected time
         self._load = 1
@@ -60,15 +67,35 @@ class DraftLength:
         """Drafting pauses, to measure the target alone."""
         return self.on and self.now - self._checked >= CHECK_EVERY
 
+    def considered(self, chances: Iterable[float], max_nodes: int) -> list[float]:
+        """Expected tokens of a round with 0, 1, ... draft tokens of these falling ``chances``: at least SURE, and as
+        many as may pay for their rows. Those beyond ``max_nodes``, which the target does not verify, give none."""
+        max_nodes = min(max_nodes, self.most)
+        within = itertools.islice(chances, max_nodes)
+        sure = list(itertools.islice(within, SURE))
+        if self.costs.target_known:
+            sure.extend(itertools.takewhile(self.costs.min_chance.__le__, within))
+        return expected_tokens(sure, max(SURE, len(sure)))
+
     def goodput(self, num_tokens: int) -> float:
         """Tokens per second of one sequence if all wait for so many draft tokens."""
-        costs = self.costs
-        mean = Round(self._expected[num_tokens], self._seconds(num_tokens))
-        if self.ahead:
-            depth = best_depth(costs, self._expected_of_hit)
-            hit = Round(self._expected_of_hit[depth], costs.round_s(depth))
-            mean = mean_round(hit, mean, costs.hit_rate)
+        return self._rate(num_tokens, self._hit() if self.ahead else None)
+
+    def _rate(self, num_tokens: int, hit: Round | None) -> float:
+        expected = self._expected
+        mean = Round(expected[min(num_tokens, len(expected) - 1)], self._seconds(num_tokens))
+        if hit is not None:
+            mean = mean_round(hit, mean, self.costs.hit_rate)
         return mean.tokens / (mean.seconds * self._stretch)
+
+    def _hit(self) -> Round:
+        """A round for which a tree has arrived."""
+        depth = best_depth(self.costs, self._expected_of_hit)
+        return Round(self._expected_of_hit[depth], self.costs.round_s(depth))
+
+    def _best(self) -> int:
+        hit = self._hit() if self.ahead else None
+        return max(range(0 if self.ahead else 1, len(self._expected)), key=lambda number: self._rate(number, hit))
 
     def _seconds(self, num_tokens: int) -> float:
         return self.costs.draft_s(num_tokens) + self.costs.round_s(num_tokens * self.costs.rows_per_token)
@@ -113,7 +140,7 @@ class DraftLength:
             self._load, self._stretch = costs.num_live, 1.0
             self._pause, self._next_probe = FIRST_PAUSE, self.now
             self.num_tokens = min(self.num_tokens, START_TOKENS)
-        best = max(range(0 if self.ahead else 1, self.most + 1), key=self.goodput)
+        best = self._best()
         gain = self.goodput(best) * costs.alone_s
         if self.on:
             self._continue(best, gain)
@@ -184,4 +211,10 @@ def best_depth(costs: CostModel, expected: Sequence[float]) -> int:
 
 
 def _moved(means: list[float], values: Sequence[float], weight: float) -> list[float]:
-    return [mean + weight * (value - mean) for mean, value in zip(means, values, strict=True)]
+    """Where one of them ends, further draft tokens give nothing."""
+    longer = [*means, *itertools.repeat(means[-1], len(values) - len(means))]
+    padded = itertools.chain(values, itertools.repeat(values[-1]))
+    moved = [mean + weight * (value - mean) for mean, value in zip(longer, padded, strict=False)]
+    while len(moved) > SURE + 1 and moved[-1] - moved[-2] < MIN_GAIN:
+        moved.pop()
+    return moved

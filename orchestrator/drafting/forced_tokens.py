@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.tree import TokenTree
 from specdec.sampling.grammar import Budget, Compiled
 from specdec.speculation.acceptance import AcceptanceRate
-from specdec.speculation.prompt_lookup import MAX_LOOKUP_TOKENS, PromptLookup
+from specdec.speculation.prompt_lookup import PromptLookup
 
 _MEMORY, _PRIOR, _PRIOR_TRIALS = 100, 0.8, 8
 
@@ -66,7 +67,7 @@ class ForcedTokens:
             mask.advance(token)
         self._num_seen += len(new)
         if not self._forced and self._num_seen == len(ids):
-            self._forced = mask.forced()[:MAX_LOOKUP_TOKENS]
+            self._forced = mask.forced()[:MAX_DRAFT_TOKENS]
 
     def propose(self, num_tokens: int) -> TokenTree:
         if self._forced:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.planner.pass_time import PassTime
 from specdec.speculation.acceptance import PRIOR
 from specdec.speculation.cost import Round, ahead_round, chain_chances, expected_tokens
 
-MAX_DRAFT_TOKENS = 8
 CHUNK_ROWS = 512
 """Prompt tokens of a pass."""
 

@@ -13,11 +13,9 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import Protocol
 
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.speculation.acceptance import AcceptanceRate
-
-MAX_LOOKUP_TOKENS = 16
-"""Tokens of one proposal."""
 
 _SHORTEST, LONGEST = 2, 16
 """Tokens that must agree for a proposal, and beyond which more make no difference. After two, the next is right in
@@ -108,7 +106,7 @@ class PromptLookup:
         self._num_known = 0  # ids of the text that stand behind the prediction
 
     def chances(self, ids: Sequence[int]) -> list[float]:
-        """Probabilities that the next 1, 2, ... tokens after ``ids`` are all proposed right, MAX_LOOKUP_TOKENS at most;
+        """Probabilities that the next 1, 2, ... tokens after ``ids`` are all proposed right, MAX_DRAFT_TOKENS at most;
         empty: no proposal. ``ids`` only ever grow."""
         if self._predicted:
             first = not self._num_known
@@ -189,8 +187,8 @@ class PromptLookup:
     def _chain(self) -> list[float]:
         rates = [self._rates.after(length) for length in (_SHORTEST, *LENGTHS)]
         chances, chance = [], 1.0
-        num_there = len(self._copied) - self._source if self._copied else MAX_LOOKUP_TOKENS
-        for agreed in range(self._agreed, self._agreed + min(MAX_LOOKUP_TOKENS, num_there)):
+        num_there = len(self._copied) - self._source if self._copied else MAX_DRAFT_TOKENS
+        for agreed in range(self._agreed, self._agreed + min(MAX_DRAFT_TOKENS, num_there)):
             chance *= rates[bisect(LENGTHS, agreed)]
             if chance < _MIN_CHANCE:
                 break

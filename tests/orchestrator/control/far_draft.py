@@ -23,11 +23,12 @@ from orchestrator.drafting.speculation import Speculation
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
 from orchestrator.statistics import Statistics
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.speculation.acceptance import AcceptanceModel
-from specdec.speculation.prompt_lookup import MAX_LOOKUP_TOKENS, HitRates, PromptLookup
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from target_service.self_draft.text_lookup import chain_of
 from testing.table_model import Table, TableDrafter
 from tests.models.fake_peers import new_sequence, still_to_come
@@ -247,7 +248,7 @@ class Shared:
         self.costs, self.acceptance = CostModel(), AcceptanceModel()
         self.policy = DraftLength(self.costs, most, ahead)
         self.hit_rates, self.hit_rates_of_target = HitRates(), HitRates()
-        self.self_lookup = SelfDraftLength(self.costs, MAX_LOOKUP_TOKENS, looks_up=True)
+        self.self_lookup = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS, looks_up=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator.drafting import text_history
 from orchestrator.drafting.text_history import TextHistory
-from specdec.speculation.prompt_lookup import LENGTHS, LONGEST, MAX_LOOKUP_TOKENS, HitRates, PromptLookup, agreement
+from specdec.core.limits import MAX_DRAFT_TOKENS
+from specdec.speculation.prompt_lookup import LENGTHS, LONGEST, HitRates, PromptLookup, agreement
 from tests.models.fake_peers import hit_rates
 
 OWNERS = (b"", b"a", b"\xffb")
@@ -138,7 +139,7 @@ def test_a_long_text_is_proposed_from_end_to_end_and_no_further():
         lookup = PromptLookup(hit_rates(0.95), (), history)
         for length in range(3, 1000):
             count = len(lookup.chances(page[:length]))
-            assert 0 < count <= MAX_LOOKUP_TOKENS
+            assert 0 < count <= MAX_DRAFT_TOKENS
             assert list(lookup.propose(count).token_ids) == page[length : length + count]
         assert not lookup.chances(page)
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.speculation import prompt_lookup
 from specdec.speculation.acceptance import AcceptanceRate
-from specdec.speculation.prompt_lookup import MAX_LOOKUP_TOKENS, HitRates, PromptLookup
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from tests.models.fake_peers import hit_rates
 
 LONGEST, SHORTEST = 16, 2
@@ -108,7 +109,7 @@ def test_chances_follow_what_came_true_whether_it_was_verified_or_not():
 def test_chances_fall_with_the_depth_and_rise_with_what_agreed():
     lookup = PromptLookup(HitRates())
     chances = [lookup.chances([*range(50), *range(count)]) for count in (2, 4, 8, 16)]
-    assert all(0 < len(row) <= MAX_LOOKUP_TOKENS and row == sorted(row, reverse=True) for row in chances)
+    assert all(0 < len(row) <= MAX_DRAFT_TOKENS and row == sorted(row, reverse=True) for row in chances)
     firsts = [row[0] for row in chances]
     assert firsts == sorted(firsts)
     assert len(set(firsts)) == 4
