@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import urllib.request
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from bench.harness.deployment import Processes
-from specdec.cli.processes import Service, free_ports
+from specdec.cli.processes import Service
 from specdec.client import Client
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
@@ -67,26 +66,23 @@ class Soaked:
 async def soak(requests: int, concurrency: int, cancelled: float, chance: random.Random) -> Soaked:
     """Run the requests, of which a share is ``cancelled`` at a random point, and read every process after each part."""
     names = ("target", "draft", "orchestrator")
-    async with Processes() as processes:
-        metrics_ports = dict(zip(names, free_ports(3), strict=True))
-        metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
+    async with Processes(with_metrics=True) as processes:
         module = "testing.table_service"
-        services = {name: await processes.model(f"{module} {name}", metrics[name]) for name in names[:2]}
+        services = {name: await processes.model(f"{module} {name}") for name in names[:2]}
         services["orchestrator"], client = await processes.orchestrator(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",
             f"--max-live-sequences={concurrency}",
             "--num-draft-tokens=4",
             f"--max-waiting-requests={concurrency}",
-            metrics["orchestrator"],
         )
         readings: dict[str, list[Reading]] = {name: [] for name in names}
         for part in range(1, _PARTS + 1):
             await _burst(client, requests // _PARTS, concurrency, cancelled, chance)
             await _settled(client)
             for name in names:
-                tasks = await asyncio.to_thread(_tasks, metrics_ports[name])
-                readings[name].append(_read(services[name], name, part * requests // _PARTS, tasks))
+                tasks = await asyncio.to_thread(processes.metric, services[name], "specdec_event_loop_tasks")
+                readings[name].append(_read(services[name], name, part * requests // _PARTS, int(tasks)))
         return Soaked(readings, await _left(services, client))
 
 
@@ -118,12 +114,6 @@ async def _settled(client: Client) -> None:
             await asyncio.sleep(0.2)
             return
         await asyncio.sleep(0.05)
-
-
-def _tasks(metrics_port: int) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return int(float(next(line for line in lines if line.startswith("specdec_event_loop_tasks")).split()[-1]))
 
 
 def _read(service: Service, name: str, requests: int, tasks: int) -> Reading:

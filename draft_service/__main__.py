@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 
 from draft_service.drafter import Drafter
-from specdec.core.settings import ModelServiceSettings, parse
+from specdec.core.settings import ModelServiceSettings, VllmSettings, parse
 from specdec.server.model_server import ModelServer, run
 
 
@@ -37,6 +37,12 @@ class DraftSettings(ModelServiceSettings):
         if value and others.data.get("engine") == "vllm":
             raise ValueError("engine vllm drafts in the target's vocabulary only; engine torch has this")
         return value
+
+    @field_validator("vllm")
+    @classmethod
+    def _without_adapters(cls, value: VllmSettings) -> VllmSettings:
+        """A draft is the same for all adapters, and ``specdec up`` has one environment for target and draft."""
+        return value.model_copy(update={"adapters": {}})
 
 
 def _drafter(settings: DraftSettings) -> Drafter:

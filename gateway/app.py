@@ -29,6 +29,7 @@ from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.errors import HIDDEN, HttpError, Json, http_error, unavailable, unknown_model
 from gateway.metrics import Metrics
+from gateway.models import ServedModels
 from gateway.openapi import PATHS, document
 from gateway.parsing import Body
 from gateway.prompts import responses
@@ -45,7 +46,6 @@ from specdec.v1 import generation_pb2
 
 log = logging.getLogger(__name__)
 
-_MODEL_NAME_S = 5.0
 _SCRAPE_S = 2.0  # Prometheus waits for 10 s, and there may be several orchestrators
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PAGE = {
@@ -71,7 +71,7 @@ class Gateway:
         self._bodies = Bodies(settings.accept_unknown_fields)
         self._waiting = Waiting()
         self._scrape_key: str | None = None  # the last one that an orchestrator took
-        self._model_name, self._template, self._named_at = "", "", -_MODEL_NAME_S
+        self._served_models = ServedModels(settings.served_model_name)
 
     def app(self) -> Starlette:
         routes = [
@@ -135,10 +135,12 @@ class Gateway:
         kind: Callable[[Answer], AnyAnswer] = lambda answer: answer,
     ) -> Response:
         """``kind``: what becomes of the answer of chat or completions."""
-        model = await self._checked_model(request, body.model)
+        model, adapter = await self._served_models.checked(body.model, partial(self._info, request))
+        if adapter:
+            requests = [{**fields, "adapter": adapter} for fields in requests]
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
-        parser = self._formats.parser(body, self._template) if isinstance(body, ChatBody) else Parser
+        parser = self._formats.parser(body, self._served_models.template) if isinstance(body, ChatBody) else Parser
         answer = kind(Answer(body, len(requests), request_id, model, parser))
         source = responses(self._client, requests, callers.metadata_of(request), self._settings.request_timeout_s)
         with translation.names_of(body):
@@ -198,12 +200,10 @@ class Gateway:
         raise unknown_model(name, [model["id"] for model in models])
 
     async def _described(self, request: Request) -> list[dict[str, Any]]:
-        """The model, by each of its names."""
         info = await self._info(request)
         if not info.HasField("target"):
             raise unavailable("no target is ready")
-        model = {"object": "model", "created": 0, "owned_by": "specdec", "max_model_len": info.target.context_length}
-        return [{"id": name, **model} for name in self._settings.served_model_name or [info.model_name]]
+        return self._served_models.described(info)
 
     async def _tokenize(self, request: Request) -> Response:
         body, fields = await self._read(request, TokenizeBody, translation.of_tokenize)
@@ -296,20 +296,6 @@ class Gateway:
             return response
 
         return serve
-
-    async def _checked_model(self, request: Request, name: str | None) -> str:
-        """The name of the served model. Raises HttpError if the request names another one."""
-        now = time.monotonic()
-        # To callers without a key all names are alike: what the name is, is asked with the key.
-        names = self._settings.served_model_name or [self._model_name]
-        if now - self._named_at > _MODEL_NAME_S or (name and name not in names):
-            info = await self._info(request)
-            self._model_name, self._template = info.model_name, info.tokenizer.chat_template
-            self._named_at = now if self._model_name else self._named_at
-        names = self._settings.served_model_name or [self._model_name]
-        if name and names[0] and name not in names:
-            raise unknown_model(name, names)
-        return names[0]
 
 
 def _answer_to(error: Exception, request_id: str) -> HttpError:

@@ -35,7 +35,7 @@ _POSTED: dict[str, tuple[type[BaseModel], str, list[str]]] = {
     "/detokenize": (DetokenizeBody, "The text of ids", ["prompt"]),
 }
 _READ: dict[str, tuple[str, list[str]]] = {
-    "/v1/models": ("The served model", ["object", "data"]),
+    "/v1/models": ("The served model and its adapters", ["object", "data"]),
     "/tokenizer_info": ("Special tokens and chat template", ["eos_token"]),
     "/load": ("Requests that run or wait", ["server_load"]),
     "/version": ("The version", ["version"]),

@@ -42,6 +42,7 @@ _SAME = (
 _LOWEST_TEMPERATURE = 1e-3
 
 _NAMES = {
+    "adapter": "model",
     "text": "prompt",
     "token_ids": "prompt",
     "chat": "messages",

@@ -69,7 +69,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request, with every default filled in. ``resume``: output ids that the client has, by sample."""
+    """A checked request, with every default filled in. ``resume``: output ids that the client has, by sample.
+    ``adapter``: one of the target's; empty: none."""
 
     prompt_ids: Ids
     sampling: SamplingParams
@@ -79,6 +80,7 @@ class Request:
     seed: int = 0
     resume: Mapping[int, Ids] = field(default_factory=dict)
     caller: Caller = Caller()
+    adapter: str = ""
 
     @property
     def num_given_ids(self) -> int:

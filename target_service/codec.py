@@ -49,6 +49,8 @@ class TargetCodec:
 
     def _unsupported(self, open_: TargetOpen) -> Iterator[tuple[str, str]]:
         """(field, problem) for what this target cannot do."""
+        if open_.adapter and open_.adapter not in self._info.adapters:
+            yield "adapter", f"this target has no adapter {open_.adapter[:256]!r}"
         spec, sampling = open_.spec, open_.spec.sampling
         for capability, wanted, field, problem in (
             (TRANSFORMS, sampling.transforms, "spec.sampling", "supports no penalties, logit_bias or min_tokens"),

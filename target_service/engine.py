@@ -26,6 +26,9 @@ from target_service.verifier import MAX_SELF_DRAFT_NODES, Decision, Job, Verifie
 _SELF_DRAFT_SALT = b"\0self_draft"
 """Only sequences with self-drafts have a head's keys and values in addition to the target's."""
 
+_ADAPTER_SALT = b"\0adapter:"
+"""Each adapter has keys and values of its own."""
+
 _Outcome = tuple[Decision | SpecdecError | None, Timings]
 """Of a sequence in a pass, with the times of the pass."""
 
@@ -107,6 +110,9 @@ class TargetEngine:
     def open(self, key: Key, open_: TargetOpen) -> None:
         if self._draining:
             raise Draining("this target is draining; open the sequence on another one")
+        if open_.adapter:
+            salt = open_.spec.cache_salt + _ADAPTER_SALT + open_.adapter.encode()
+            open_ = replace(open_, spec=replace(open_.spec, cache_salt=salt))
         spec, limit = open_.spec, self._verifier.info.context_length
         if len(spec.token_ids) >= limit:
             raise ContextExceeded(f"{len(spec.token_ids)} token ids leave no room to generate in a context of {limit}")

@@ -114,7 +114,9 @@ class VllmVerifier:
         spec, num_top = job.open.spec, job.open.num_prompt_logprobs
         prompt_logprobs = None if num_top is None else PromptLogprobsRequest(spec.num_prompt_tokens, num_top)
         payload = dataclasses.replace(spec, token_ids=())
-        return self._engine.add(job.ids, spec.cache_salt, payload, prompt_logprobs=prompt_logprobs)
+        return self._engine.add(
+            job.ids, spec.cache_salt, payload, prompt_logprobs=prompt_logprobs, adapter=job.open.adapter
+        )
 
 
 def _decided(chain: Sequence[int], outcome: Outcome, self_draft: TokenTree) -> Decision | SpecdecError | None:

@@ -249,7 +249,7 @@ def spec(
 
 
 def target_open(sequence: int, **fields: Any) -> target_pb2.TargetOpen:
-    options = {name: fields.pop(name) for name in ("more", "stop_token_ids") if name in fields}
+    options = {name: fields.pop(name) for name in ("more", "stop_token_ids", "adapter") if name in fields}
     return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **options)
 
 

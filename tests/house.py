@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 15_880,
-    "orchestrator": 7_580,
-    "target_service": 3_530,
+    "specdec": 16_014,
+    "orchestrator": 7_590,
+    "target_service": 3_540,
     "draft_service": 2_285,
-    "gateway": 4_380,
-    "bench": 7_100,
+    "gateway": 4_415,
+    "bench": 7_430,
     "testing": 2_605,
-    "tests": 43_620,
+    "tests": 44_190,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

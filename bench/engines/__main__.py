@@ -21,9 +21,10 @@ import typer
 from rich.console import Console
 
 from bench.engines import parity
-from bench.engines.comparisons import Comparison, comparisons_of, started
+from bench.engines.comparisons import Comparison, comparisons_of, of_running, started
 from bench.harness.command import Common, Dtype, run_comparison
 from bench.harness.models import Models, PairName
+from bench.harness.questions import Question
 from bench.harness.report import (
     USUAL_COLUMNS,
     USUAL_LEGEND,
@@ -36,12 +37,10 @@ from bench.harness.report import (
     heat_of,
 )
 from bench.harness.runner import Case, Contender, Results, Row, Window
-from bench.harness.windows import Windows, windows_of
+from bench.harness.windows import Windows, case_in_window, windows_of
 from specdec.cli.processes import StartError
 
 _PROMPT_TOKENS, _TOKENS = 64, 48
-_MEAN_TOKENS = 8
-"""Of an answer at least: so short they may be before a window has no further prompt."""
 _PROMPTS_OF_PARITY = 40
 _LEGEND = f"Behind the names: requests at any time; over vLLM: as over first, but vLLM's first line; {USUAL_LEGEND}"
 
@@ -49,12 +48,13 @@ _LEGEND = f"Behind the names: requests at any time; over vLLM: as over first, bu
 def case_of(
     name: str, contenders: Sequence[Contender], windows: Windows, *, load: int, max_tokens: int, repeats: int
 ) -> Case:
-    """``load`` requests at any time. After one turn that warms up, in which the policy learns."""
-    num_tokens = max_tokens * load
-    num_prompts = load + num_tokens // _MEAN_TOKENS
-    turns = [windows.questions(num_prompts, _PROMPT_TOKENS) for _ in range(1 + repeats)]
-    window = Window(load, num_tokens)
-    return Case(f"{name}, {load}", turns, contenders, num_warm_ups=1, salt=f"{load}", window=window)
+    """``load`` requests at any time."""
+
+    def take(count: int) -> Sequence[Question]:
+        return windows.questions(count, _PROMPT_TOKENS)
+
+    window = Window(load, max_tokens * load)
+    return case_in_window(f"{name}, {load}", contenders, take, window=window, max_tokens=max_tokens, repeats=repeats)
 
 
 def columns(results: Results) -> Columns:
@@ -83,20 +83,22 @@ def main(
 ) -> None:
     """Tokens per second of vLLM by itself and of our services on the engines torch and vllm, in float32.
 
-    Default models: smollm2. vLLM does not compile.
+    Default models: smollm2. vLLM does not compile. A running deployment needs --target, for vLLM.
     """
     if not find_spec("vllm"):
         print("specdec: bench engines needs vLLM in the environment that it runs in (make setup-vllm)", file=sys.stderr)
         raise typer.Exit(2)
+    if compare_texts and common.is_running:
+        raise typer.BadParameter("--parity compares services that it starts, not --url or --address")
     common, max_tokens = replace(common, dtype=Dtype.float32), common.tokens or _TOKENS
     console, results = Console(highlight=False), Results()
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
         try:
-            models = common.models(PairName.smollm2, Path(directory))
+            models = common.models_of_both(PairName.smollm2, Path(directory))
             if compare_texts:
                 _compare_texts(models, common, console, num_prompts=prompts, max_tokens=max_tokens)
                 return
-            comparisons = comparisons_of(models, only or [""])
+            comparisons = [of_running()] if common.is_running else comparisons_of(models, only or [""])
         except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error
@@ -133,4 +135,4 @@ def _compare_texts(models: Models, common: Common, console: Console, *, num_prom
 
 
 if __name__ == "__main__":
-    run_comparison(main, "temperature", "dtype", "url", "address", "tls_ca")
+    run_comparison(main, "temperature", "dtype")

@@ -30,7 +30,8 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Our services with an engine and a method, the target alone, and a way of vLLM (empty: none)."""
+    """Our services with an engine and a method, the target alone, and a way of vLLM (empty: none). Without an engine: a
+    running deployment."""
 
     name: str
     engine: str
@@ -55,9 +56,19 @@ def comparisons_of(models: Models, only: Sequence[str]) -> list[Comparison]:
     return chosen
 
 
+def of_running() -> Comparison:
+    """A running deployment as it is, next to vLLM by itself."""
+    return Comparison("as deployed", "", Method(), "alone")
+
+
 def serving(processes: Processes, common: Common, target: str, engine: str) -> Serving:
     """Our services with an engine."""
-    return Serving(processes, common, target, flags=(f"--engine={engine}", *_FLAGS[engine]))
+    return Serving(processes, common, target, flags=flags_of(engine))
+
+
+def flags_of(engine: str) -> tuple[str, ...]:
+    """Of a model service."""
+    return (f"--engine={engine}", *_FLAGS[engine])
 
 
 def of_services(alone: Endpoint, drafting: Endpoint, num_draft_tokens: int | None, is_exact: bool) -> list[Contender]:
@@ -80,9 +91,12 @@ async def started(
     """Its contenders, the target alone first. Raises StartError."""
     ends = tuple(Checkpoint.find(models.target, "float32").info.eos_token_ids)
     async with AsyncExitStack() as stack:
-        services = serving(await stack.enter_async_context(Processes()), common, models.target, comparison.engine)
-        alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
-        number = None if comparison.method == Method() else num_draft_tokens
+        if comparison.engine:
+            services = serving(await stack.enter_async_context(Processes()), common, models.target, comparison.engine)
+            alone, drafting = await services.endpoint(Method()), await services.endpoint(comparison.method)
+        else:
+            alone = drafting = await stack.enter_async_context(common.endpoint())
+        number = num_draft_tokens if comparison.method != Method() or not comparison.engine else None
         contenders = of_services(alone, drafting, number, is_exact=comparison.engine == "torch")
         if how := comparison.in_vllm:
             draft = models.draft if how == "draft_model" else ""

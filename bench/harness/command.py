@@ -151,4 +151,4 @@ def run_benchmark(main: Callable[..., None], command: str = "") -> None:
 def _name() -> str:
     """That of the command: of the module ``bench.NAME`` or ``bench.NAME.__main__`` that runs."""
     file = Path(sys.argv[0])
-    return file.parent.name if file.stem == "__main__" else file.stem
+    return (file.parent.name if file.stem == "__main__" else file.stem).replace("_", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from specdec.cli.processes import Service, free_ports, healthy, paired, service
 from specdec.client import Client
 
-_MAX_PROCESSES = 64
+_MAX_PORTS = 128
 
 
 def cpu_s(service: Service) -> float:
@@ -20,11 +21,14 @@ def cpu_s(service: Service) -> float:
 
 
 class Processes:
-    """Started services; ``async with`` ends them in reverse order. All methods raise StartError."""
+    """Started services; ``async with`` ends them in reverse order. All methods that start one raise
+    StartError. ``with_metrics``: ``metric`` can be called."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_metrics: bool = False) -> None:
+        self.with_metrics = with_metrics
+        self._metrics_ports: dict[str, int] = {}  # by address
         # All at once: a port that no process listens on yet could be drawn again.
-        self._ports = iter(free_ports(_MAX_PROCESSES))
+        self._ports = iter(free_ports(_MAX_PORTS))
         self._stack = AsyncExitStack()
         self._starting: list[Service] = []
         self._shared: dict[tuple[str, ...], Service] = {}
@@ -37,9 +41,19 @@ class Processes:
 
     async def model(self, module: str, *flags: str) -> Service:
         """Start a model service without waiting; ``orchestrator`` waits for it. ``module`` may include an argument."""
-        started = service(module, next(self._ports), [*flags, "--log-level=WARNING"])
-        self._starting.append(await self._stack.enter_async_context(started))
-        return self._starting[-1]
+        metrics_port = next(self._ports)
+        metrics = [f"--metrics-port={metrics_port}"] if self.with_metrics else []
+        starting = service(module, next(self._ports), [*flags, *metrics, "--log-level=WARNING"])
+        self._starting.append(started := await self._stack.enter_async_context(starting))
+        self._metrics_ports[started.address] = metrics_port
+        return started
+
+    def metric(self, service: Service, name: str) -> float:
+        """Of the first series. Blocks until the service answers."""
+        metrics_port = self._metrics_ports[service.address]
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line for line in lines if line.startswith(name)).split()[-1])
 
     async def shared_model(self, command: Sequence[str]) -> Service:
         """The service of a module and its flags, which is started once."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
@@ -14,7 +15,14 @@ import httpx2 as httpx
 from bench.harness.runner import Answer, Ask, Request, Run, Window
 from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
-from specdec.v1.generation_pb2 import GenerateResponse, SpeculationStats
+from specdec.v1.generation_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    Chunk,
+    Finish,
+    GenerateResponse,
+    SpeculationStats,
+)
 
 
 class Endpoint(Protocol):
@@ -38,11 +46,17 @@ class OverGrpc:
                 cache_salt=request.salt if self._salted else "",
             )
 
-        async def ask(request: Request) -> Run:
-            streams = (stream(request, index) for index in range(len(request.prompts)))
-            return await _in_window(streams, request.window or Window(len(request.prompts), math.inf))
+        return _asks(stream)
 
-        return ask
+
+def _asks(stream: Callable[[Request, int], AsyncGenerator[GenerateResponse, None]]) -> Ask:
+    """``stream`` gives the responses to a prompt of the request, by its index."""
+
+    async def ask(request: Request) -> Run:
+        streams = (stream(request, index) for index in range(len(request.prompts)))
+        return await _in_window(streams, request.window or Window(len(request.prompts), math.inf))
+
+    return ask
 
 
 class _EnoughTokens(Exception):
@@ -82,31 +96,39 @@ async def _in_window(streams: Iterator[AsyncGenerator[GenerateResponse, None]], 
 
 
 class OverHttp:
-    """Knows no windows. ``http`` has the gateway's base URL, and the API key if one is needed."""
+    """``http`` has the gateway's base URL, and the API key if one is needed."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
     def asks(self, **fields: Any) -> Ask:
-        async def answer(request: Request, index: int) -> Answer:
+        def stream(request: Request, index: int) -> AsyncGenerator[GenerateResponse, None]:
             path, body = _body(request.prompts[index])
-            body |= {**fields, "max_tokens": request.max_tokens, "temperature": request.temperature}
-            body["seed"] = request.seed + index
-            body |= {"cache_salt": request.salt, "return_token_ids": True, "return_origins": True}
-            try:
-                response = await self._http.post(path, json=body)
-            except httpx.HTTPError as error:
-                raise SpecdecError(f"{self._http.base_url} does not answer: {error!r}") from error
-            if response.status_code != 200:
-                raise SpecdecError(f"{self._http.base_url} refuses ({response.status_code}): {response.text[:300]}")
-            return _answer(response.json())
+            body |= {**fields, "max_tokens": request.max_tokens_of(index), "temperature": request.temperature}
+            body |= {"seed": request.seed + index, "cache_salt": request.salt, "stream": True}
+            body |= {"return_token_ids": True, "return_origins": True}
+            return self._responses(path, body)
 
-        async def ask(request: Request) -> Run:
-            started = time.perf_counter()
-            answers = await asyncio.gather(*(answer(request, index) for index in range(len(request.prompts))))
-            return Run(time.perf_counter() - started, answers)
+        return _asks(stream)
 
-        return ask
+    async def _responses(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[GenerateResponse, None]:
+        position, stats = 0, SpeculationStats()
+        try:
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    why = (await response.aread()).decode(errors="replace")[:300]
+                    raise SpecdecError(f"{self._http.base_url} refuses ({response.status_code}): {why}")
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if "choices" not in event:
+                        raise SpecdecError(f"{self._http.base_url} fails: {line[:300]}")
+                    for choice in event["choices"]:
+                        yield GenerateResponse(chunk=_chunk(choice, position, stats))
+                        position += len(choice.get("token_ids", ()))
+        except httpx.HTTPError as error:
+            raise SpecdecError(f"{self._http.base_url} does not answer: {error!r}") from error
 
 
 def _body(prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -115,13 +137,15 @@ def _body(prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {"prompt": prompt["token_ids"]["token_ids"] if "token_ids" in prompt else prompt["text"]}
 
 
-def _answer(response: Mapping[str, Any]) -> Answer:
-    [choice] = response["choices"]
-    rounds = choice["specdec"]["rounds"]
-    stats = SpeculationStats(
-        num_rounds=len(rounds),
-        num_draft_tokens=sum(report["num_draft_tokens"] for report in rounds),
-        num_accepted_tokens=sum(report["num_accepted_tokens"] for report in rounds),
-    )
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    return Answer(choice["token_ids"], text or "", stats)
+def _chunk(choice: Mapping[str, Any], position: int, stats: SpeculationStats) -> Chunk:
+    """``position``: the number of tokens before; ``stats``: of the answer so far; the chunk's rounds are added."""
+    for report in choice.get("specdec", {}).get("rounds", ()):
+        stats.num_rounds += 1
+        stats.num_draft_tokens += report["num_draft_tokens"]
+        stats.num_accepted_tokens += report["num_accepted_tokens"]
+    text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    chunk = Chunk(token_ids=choice.get("token_ids", ()), text=text or "", first_position=position)
+    if choice["finish_reason"]:
+        reason = FINISH_REASON_LENGTH if choice["finish_reason"] == "length" else FINISH_REASON_STOP
+        chunk.finish.CopyFrom(Finish(reason=reason, speculation=stats))
+    return chunk

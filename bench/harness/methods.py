@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
-from bench.harness.endpoints import Endpoint, OverGrpc
+from bench.harness.endpoints import Endpoint
+from bench.harness.explain import endpoint_of
 from bench.harness.models import Models, named
 from bench.harness.runner import Contender
 from draft_service.drafters.ngram_model import build
@@ -23,6 +25,7 @@ ALONE = "target alone"
 NGRAM, ALL = "ngram", "all"
 KV_SLOTS = 16384
 """Of each model. By default, the services of a benchmark would together reserve too much memory."""
+_T = TypeVar("_T")
 _HISTORY = "--lookup-history=100000"
 
 
@@ -57,7 +60,7 @@ def all_methods(models: Models, ngram: str = "") -> dict[str, Method]:
     return methods
 
 
-def chosen(methods: dict[str, Method], names: Sequence[str]) -> dict[str, Method]:
+def chosen(methods: Mapping[str, _T], names: Sequence[str]) -> dict[str, _T]:
     """Some of the methods; all without names. Raises ValueError for an unknown name."""
     if unknown := [name for name in names if name not in methods]:
         raise ValueError(f"there is no method {unknown[0]} with these models, but {', '.join(methods)}")
@@ -77,15 +80,19 @@ class Serving:
 
     async def start(self, method: Method) -> tuple[Service, Client]:
         """The orchestrator and its client. Raises StartError."""
-        draft = self._command("draft", method.draft) if method.draft else ()
-        target = self._command("target", self.target, *method.target.split())
-        flags = [f"--tokenizer={self.target}", *method.orchestrator.split()]
+        target, draft, flags = self._commands(method)
         return await self.processes.deployment(target, draft, *flags)
 
-    async def endpoint(self, method: Method) -> OverGrpc:
+    async def endpoint(self, method: Method) -> Endpoint:
         """Raises StartError."""
-        _, client = await self.start(method)
-        return OverGrpc(client)
+        target, draft, flags = self._commands(method)
+        return await endpoint_of(self.processes, target, draft, *flags)
+
+    def _commands(self, method: Method) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+        """Of the target and the draft, and flags of the orchestrator."""
+        draft = self._command("draft", method.draft) if method.draft else ()
+        target = self._command("target", self.target, *method.target.split())
+        return target, draft, [f"--tokenizer={self.target}", *method.orchestrator.split()]
 
     def _command(self, role: str, model: str, *flags: str) -> tuple[str, ...]:
         return command_of(self.common, role, model, *self.flags, *flags, kv_slots=self.kv_slots)
@@ -106,11 +113,16 @@ def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Conte
 
 @asynccontextmanager
 async def served(
-    common: Common, target: str, methods: Mapping[str, Method], kv_slots: int = KV_SLOTS
+    common: Common,
+    target: str,
+    methods: Mapping[str, Method],
+    kv_slots: int = KV_SLOTS,
+    flags: tuple[str, ...] = (),
+    with_metrics: bool = False,
 ) -> AsyncIterator[list[Contender]]:
-    """A target alone, and with each method. Raises StartError."""
-    async with Processes() as processes:
-        serving = Serving(processes, common, target, kv_slots)
+    """A target alone, and with each method. ``flags``: of both models. Raises StartError."""
+    async with Processes(with_metrics) as processes:
+        serving = Serving(processes, common, target, kv_slots, flags)
         alone = await serving.endpoint(Method())
         yield against_alone(alone, {name: await serving.endpoint(method) for name, method in methods.items()})
 

@@ -53,7 +53,7 @@ def pair_of(name: PairName, directory: Path) -> Models:
     Raises StartError for tables, which are no models, and for a pair that must be fetched first.
     """
     if name is PairName.table:
-        raise StartError("table models have no text: they are for bench load and bench distance")
+        raise StartError("table models have no text: they are for bench load, bench never-slower and bench distance")
     if name is PairName.damped:
         pair = damped_pair(directory)
         return Models(_LABELS[name], str(pair.target), (str(pair.draft),), is_random=True)

@@ -121,7 +121,10 @@ def finish(
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    runs = [{"seconds": run.seconds, "tokens": run.num_tokens, "rounds": run.num_rounds} for run in row.runs]
+    runs = [
+        {"seconds": run.seconds, "tokens": run.num_tokens, "rounds": run.num_rounds, "used_s": dict(run.used_s)}
+        for run in row.runs
+    ]
     return {
         "case": row.case,
         "contender": row.contender,
@@ -143,21 +146,29 @@ def values(results: Results, figure: Callable[[Row], float], but: str = "") -> d
     return by_contender
 
 
-def matrix(figures: Values) -> Table:
-    """A row for each contender and a column for each case, its best in bold. Figures may be missing."""
+def matrix(figures: Values, floor: float = 0.0) -> Table:
+    """A row for each contender and a column for each case, its best in bold; with a ``floor`` what is below it, in red.
+    Figures may be missing."""
     cases = list(dict.fromkeys(case for of_contender in figures.values() for case in of_contender))
     table = _table()
     for case in cases:
         table.add_column(case.replace("_", " "), overflow="fold", min_width=4, justify="right", vertical="bottom")
     best = {case: max(figure[case] for figure in figures.values() if case in figure) for case in cases}
     for contender, of_contender in figures.items():
-        cells = ((of_contender.get(case), best[case]) for case in cases)
-        table.add_row(contender, *("" if value is None else _figure(value, value == top) for value, top in cells))
+        styles = (_style(of_contender.get(case), best[case], floor) for case in cases)
+        shown = (_figure(of_contender.get(case)) for case in cases)
+        table.add_row(contender, *(style + figure for style, figure in zip(styles, shown, strict=True)))
     return table
 
 
-def _figure(value: float, is_best: bool) -> str:
-    return f"{'[bold]' * is_best}{value:.2f}" if value < 100 else f"{'[bold]' * is_best}{value:.0f}"
+def _style(value: float | None, best: float, floor: float) -> str:
+    if floor and value is not None:
+        return "[red]" if value < floor else ""
+    return "[bold]" if value == best else ""
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 def by_case(results: Results, columns: Columns) -> Table:

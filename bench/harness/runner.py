@@ -63,10 +63,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers to a request, which were there after ``seconds``; of a window those to the first prompts."""
+    """The answers to a request, which were there after ``seconds``; of a window those to the first prompts.
+
+    ``used_s``: seconds of what the services did meanwhile, by its name; empty if that was not asked for.
+    """
 
     seconds: float
     answers: Sequence[Answer]
+    used_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -112,7 +116,7 @@ class Case:
 
     The first contender is what the others are compared with. The first ``num_warm_ups`` turns are left out, and have
     a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``.
-    ``prepare`` is called before each run.
+    ``prepare`` is called before each run. ``max_tokens``: of an answer; 0: those of the whole comparison.
     """
 
     name: str
@@ -123,6 +127,7 @@ class Case:
     warm_up_share: float = 1.0
     salt: str = ""
     window: Window | None = None
+    max_tokens: int = 0
     prepare: Callable[[], None] = lambda: None
 
     @property
@@ -164,8 +169,12 @@ class Row:
         """The ratio of speeds by the time of all runs together."""
         rows = (self, self.first or self)
         num_tokens, base_tokens = (sum(run.num_tokens for run in row.runs) for row in rows)
-        seconds, base_seconds = (sum(run.seconds for run in row.runs) for row in rows)
-        return (num_tokens / seconds) / (base_tokens / base_seconds)
+        return (num_tokens / rows[0].seconds) / (base_tokens / rows[1].seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs together."""
+        return sum(run.seconds for run in self.runs)
 
     @property
     def stats(self) -> list[SpeculationStats]:
@@ -251,7 +260,7 @@ async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case
             for step in range(max(question.num_turns for question in questions)):
                 asked = [index for index, question in enumerate(questions) if step < question.num_turns]
                 prompts = [questions[index].prompt_after(answers[index]) for index in asked]
-                sampling = (int(share * max_tokens), case.temperature, 1 + 1000 * turn)
+                sampling = (int(share * (case.max_tokens or max_tokens)), case.temperature, 1 + 1000 * turn)
                 request = Request(prompts, *sampling, case.salt, case.window)
                 runs = await _by_turns(case, turn, request, report)
                 _compare(case, request, runs, results)

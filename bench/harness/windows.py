@@ -1,16 +1,36 @@
-"""Prompts as token ids of one length, new ones at every call, so that no contender has a prompt in its cache."""
+"""Windows with a fixed number of live requests, and windows of a text as prompts of one length: new ones at every call,
+so that no contender has a prompt in its cache."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
 
 from bench.harness.command import Common
 from bench.harness.models import Models
 from bench.harness.questions import Question
+from bench.harness.runner import Case, Contender, Window
 from specdec.runner.files import directory_of
+
+_MEAN_TOKENS = 8
+"""Of an answer at least: so short they may be before a window has no further prompt."""
+
+
+def case_in_window(
+    name: str,
+    contenders: Sequence[Contender],
+    take: Callable[[int], Sequence[Question]],
+    *,
+    window: Window,
+    max_tokens: int,
+    repeats: int,
+) -> Case:
+    """After one turn that warms up, in which the policy learns. ``take`` gives so many questions of one turn each."""
+    num_prompts = window.num_live + int(window.num_tokens) // min(_MEAN_TOKENS, max_tokens)
+    turns = [take(num_prompts) for _ in range(1 + repeats)]
+    return Case(name, turns, contenders, num_warm_ups=1, salt=name, window=window, max_tokens=max_tokens)
 
 
 class Windows:

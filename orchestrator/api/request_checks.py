@@ -51,6 +51,7 @@ def problems_without_ids(
     yield from _prompt_problems(message, prompts)
     yield from _sampling_problems(request, target)
     yield from _support_problems(message, target)
+    yield from _adapter_problems(message, target)
     yield from _option_problems(message, request, methods)
     yield from _resume_problems(message, request)
     yield from _stop_problems(message, target, prompts)
@@ -133,6 +134,12 @@ def _support_problems(message: generation_pb2.GenerateRequest, target: ModelInfo
     for capability, names in _FIELDS.items():
         if capability not in target.capabilities:
             yield from ((name, "not supported by this target") for name in names if name in changes)
+
+
+def _adapter_problems(message: generation_pb2.GenerateRequest, target: ModelInfo) -> Problems:
+    if message.adapter and message.adapter not in target.adapters:
+        available = f"there are {', '.join(target.adapters)}" if target.adapters else "this target has none"
+        yield "adapter", f"no adapter has the name {message.adapter[:256]!r}; {available}"
 
 
 def _sampling_problems(request: Request, target: ModelInfo) -> Problems:

@@ -127,6 +127,7 @@ class RequestReader:
             ),
             seed=message.seed if message.HasField("seed") else secrets.randbits(64),
             caller=Caller(cache_salt=message.cache_salt.encode()),
+            adapter=message.adapter,
         )
 
     def _stop_token_ids(self, message: Message, target: ModelInfo) -> frozenset[int]:

@@ -188,6 +188,7 @@ class TargetClient:
             num_logprobs=num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
             max_self_draft_nodes=self._max_self_draft_nodes,
+            adapter=sequence.request.adapter,
         )
         lane.open(
             target_open(lane.sequence, open_, self._model_digest, traceparent=self._traceparent),

@@ -85,6 +85,7 @@ BENCHES = {
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
     "load": "What drafting gives at growing load: of a pair of yours, or of table models.",
+    "never_slower": "Each method next to the target alone, by load and length of answers: the lowest ratio.",
     "drafts": "What smaller and larger drafts of a target are worth.",
     "heads": "Tokens per pass of a target that drafts by itself.",
     "tasks": "Methods of drafting on tasks of a chat model.",
@@ -101,7 +102,7 @@ def _add_module(group: typer.Typer, name: str, module: str, *, what: str) -> Non
 
 
 for _module, _what in BENCHES.items():
-    _add_module(bench, _module.rpartition(".")[2], f"bench.{_module}", what=_what)
+    _add_module(bench, _module.rpartition(".")[2].replace("_", "-"), f"bench.{_module}", what=_what)
 _add_module(app, "chaos", "bench.chaos", what="Break a deployment on purpose, row by row of the fault table.")
 _add_module(ngram, "build", "draft_service.ngram_build", what="Count texts for a draft without a model.")
 _add_module(

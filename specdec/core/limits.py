@@ -20,7 +20,7 @@ MAX_GRAMMAR_BYTES = 1 << 16
 """Of a grammar in llguidance's form."""
 
 MAX_DRAFT_TOKENS = 64
-"""Draft tokens of a round, whoever chooses their number."""
+"""Draft tokens of a round, chosen by the client or by the policy."""
 
 MAX_CHAIN_NODES = 64
 """Nodes of a chain under token or block verification, which needs all rows of the chain at once."""

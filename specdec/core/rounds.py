@@ -26,6 +26,7 @@ class TargetOpen:
     num_logprobs: int | None = None  # most likely tokens next to each token; None: no logprobs
     num_prompt_logprobs: int | None = None
     max_self_draft_nodes: int = 0  # see Round.self_draft_nodes
+    adapter: str = ""  # of the target's, applied to the model; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,7 @@ class ModelInfo:
     max_chain: int = 0  # draft tokens of a round at most, of a target that verifies chains alone; 0: it takes trees
     self_draft: str = ""  # what a target drafts with by itself, such as eagle3; empty: nothing
     self_draft_nodes: int = 0  # nodes of each self-draft; 0: as many as asked for
+    adapters: tuple[str, ...] = ()  # of a target: the names of those that a sequence may ask for
 
 
 @dataclass(frozen=True, slots=True)

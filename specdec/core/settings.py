@@ -146,6 +146,10 @@ class VllmSettings(BaseModel):
     enforce_eager: bool = Field(
         False, description="no compilation and no CUDA graphs: starts in seconds, runs slower; unset: on CPUs alone"
     )
+    adapters: dict[str, str] = Field(
+        default_factory=dict,
+        description='LoRA adapters by name, as JSON: {"name": "DIR"}; a draft has none',
+    )
     args: dict[str, Any] = Field(
         default_factory=dict, description='more of vLLM\'s EngineArgs, as JSON: {"max_num_batched_tokens": 8192}'
     )

@@ -172,12 +172,12 @@ def _digest(directory: Path, names: list[str], facts: dict[str, Any]) -> str:
     """The digest of all inputs that affect the output: the content of files, and ``facts`` that are not in them."""
     # Hashing releases the interpreter lock, and a large model has many files.
     with ThreadPoolExecutor(_HASHING_THREADS, "hashing") as hashing:
-        hashes = dict(zip(names, hashing.map(_file_hash, (directory / name for name in names)), strict=True))
+        hashes = dict(zip(names, hashing.map(file_hash, (directory / name for name in names)), strict=True))
     known = {"version": _DIGEST_VERSION, "sampling": SAMPLING_VERSION, **facts, "files": hashes}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _file_hash(file: Path) -> str:
+def file_hash(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -66,14 +66,14 @@ _END_OF: dict[int, GrowthEnd] = {value: end for end, value in _ENDS.items()}
 
 # Fields that have one name and type on both sides.
 _SPEC = ("num_prompt_tokens", "seed", "cache_salt")
-_OPEN = ("num_preemptions", "max_self_draft_nodes")
+_OPEN = ("num_preemptions", "max_self_draft_nodes", "adapter")
 _LOGPROBS = ("num_logprobs", "num_prompt_logprobs")
 _ROUND = ("number", "base", "num_autonomous", "max_nodes", "self_draft_nodes")
 _VERDICT = ("round", "base", "next_token", "num_autonomous_left", "dropped_round", "refused", "num_cached_tokens")
 _TIMINGS = tuple(field.name for field in fields(Timings))
 _BUDGET = tuple(field.name for field in fields(Budget))
 _LOAD = tuple(field.name for field in fields(Load) if field.name != "rows")
-_INFO_LISTS = ("capabilities", "eos_token_ids", "tokens")
+_INFO_LISTS = ("capabilities", "eos_token_ids", "tokens", "adapters")
 _INFO = tuple(field.name for field in fields(ModelInfo) if field.name not in _INFO_LISTS)
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specdec/v1/target.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"i\n\rVerifyRequest\x12%\n\x05opens\x18\x01 \x03(\x0b\x32\x16.specdec.v1.TargetOpen\x12!\n\x06rounds\x18\x02 \x03(\x0b\x32\x11.specdec.v1.Round\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\"\xad\x02\n\nTargetOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.specdec.v1.SequenceSpec\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x16\n\x0erequest_age_ms\x18\x06 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\x19\n\x0cnum_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14max_self_draft_nodes\x18\x0b \x01(\rB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsJ\x04\x08\x05\x10\x06J\x04\x08\x08\x10\t\"\xa1\x01\n\x05Round\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12#\n\x04tree\x18\x04 \x01(\x0b\x32\x15.specdec.v1.TokenTree\x12\x16\n\x0enum_autonomous\x18\x05 \x01(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x18\n\x10self_draft_nodes\x18\x07 \x01(\r\"\xe5\x01\n\x0eVerifyResponse\x12%\n\x08verdicts\x18\x01 \x03(\x0b\x32\x13.specdec.v1.Verdict\x12&\n\x08progress\x18\x02 \x03(\x0b\x32\x14.specdec.v1.Progress\x12)\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x19.specdec.v1.SequenceError\x12\x1e\n\x04load\x18\x04 \x01(\x0b\x32\x10.specdec.v1.Load\x12\x33\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1a.specdec.v1.PromptLogprobsJ\x04\x08\x05\x10\x06\"\\\n\x0ePromptLogprobs\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x08logprobs\x18\x03 \x01(\x0b\x32\x14.specdec.v1.Logprobs\"\xc3\x02\n\x07Verdict\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x03(\r\x12\x12\n\nnext_token\x18\x05 \x01(\r\x12$\n\x07timings\x18\x07 \x01(\x0b\x32\x13.specdec.v1.Timings\x12\x1b\n\x13num_autonomous_left\x18\t \x01(\r\x12\x15\n\rdropped_round\x18\n \x01(\r\x12\x0f\n\x07refused\x18\x0b \x01(\x08\x12&\n\x08logprobs\x18\x0c \x01(\x0b\x32\x14.specdec.v1.Logprobs\x12\x19\n\x11num_cached_tokens\x18\r \x01(\r\x12)\n\nself_draft\x18\x0e \x01(\x0b\x32\x15.specdec.v1.TokenTreeJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\t\"w\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x0f\n\x07pass_us\x18\x02 \x01(\r\x12\x11\n\tsample_us\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x15\n\rself_draft_us\x18\x06 \x01(\r\",\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x32\xa7\x01\n\rTargetService\x12Q\n\x0cGetModelInfo\x12\x1f.specdec.v1.GetModelInfoRequest\x1a .specdec.v1.GetModelInfoResponse\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specdec/v1/target.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"i\n\rVerifyRequest\x12%\n\x05opens\x18\x01 \x03(\x0b\x32\x16.specdec.v1.TargetOpen\x12!\n\x06rounds\x18\x02 \x03(\x0b\x32\x11.specdec.v1.Round\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\"\xbe\x02\n\nTargetOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.specdec.v1.SequenceSpec\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x16\n\x0erequest_age_ms\x18\x06 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\x19\n\x0cnum_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14max_self_draft_nodes\x18\x0b \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\tB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsJ\x04\x08\x05\x10\x06J\x04\x08\x08\x10\t\"\xa1\x01\n\x05Round\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12#\n\x04tree\x18\x04 \x01(\x0b\x32\x15.specdec.v1.TokenTree\x12\x16\n\x0enum_autonomous\x18\x05 \x01(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x18\n\x10self_draft_nodes\x18\x07 \x01(\r\"\xe5\x01\n\x0eVerifyResponse\x12%\n\x08verdicts\x18\x01 \x03(\x0b\x32\x13.specdec.v1.Verdict\x12&\n\x08progress\x18\x02 \x03(\x0b\x32\x14.specdec.v1.Progress\x12)\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x19.specdec.v1.SequenceError\x12\x1e\n\x04load\x18\x04 \x01(\x0b\x32\x10.specdec.v1.Load\x12\x33\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1a.specdec.v1.PromptLogprobsJ\x04\x08\x05\x10\x06\"\\\n\x0ePromptLogprobs\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x08logprobs\x18\x03 \x01(\x0b\x32\x14.specdec.v1.Logprobs\"\xc3\x02\n\x07Verdict\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x03(\r\x12\x12\n\nnext_token\x18\x05 \x01(\r\x12$\n\x07timings\x18\x07 \x01(\x0b\x32\x13.specdec.v1.Timings\x12\x1b\n\x13num_autonomous_left\x18\t \x01(\r\x12\x15\n\rdropped_round\x18\n \x01(\r\x12\x0f\n\x07refused\x18\x0b \x01(\x08\x12&\n\x08logprobs\x18\x0c \x01(\x0b\x32\x14.specdec.v1.Logprobs\x12\x19\n\x11num_cached_tokens\x18\r \x01(\r\x12)\n\nself_draft\x18\x0e \x01(\x0b\x32\x15.specdec.v1.TokenTreeJ\x04\x08\x06\x10\x07J\x04\x08\x08\x10\t\"w\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x0f\n\x07pass_us\x18\x02 \x01(\r\x12\x11\n\tsample_us\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x15\n\rself_draft_us\x18\x06 \x01(\r\",\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x32\xa7\x01\n\rTargetService\x12Q\n\x0cGetModelInfo\x12\x1f.specdec.v1.GetModelInfoRequest\x1a .specdec.v1.GetModelInfoResponse\x12\x43\n\x06Verify\x12\x19.specdec.v1.VerifyRequest\x1a\x1a.specdec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=64
   _globals['_VERIFYREQUEST']._serialized_end=169
   _globals['_TARGETOPEN']._serialized_start=172
-  _globals['_TARGETOPEN']._serialized_end=473
-  _globals['_ROUND']._serialized_start=476
-  _globals['_ROUND']._serialized_end=637
-  _globals['_VERIFYRESPONSE']._serialized_start=640
-  _globals['_VERIFYRESPONSE']._serialized_end=869
-  _globals['_PROMPTLOGPROBS']._serialized_start=871
-  _globals['_PROMPTLOGPROBS']._serialized_end=963
-  _globals['_VERDICT']._serialized_start=966
-  _globals['_VERDICT']._serialized_end=1289
-  _globals['_TIMINGS']._serialized_start=1291
-  _globals['_TIMINGS']._serialized_end=1410
-  _globals['_PROGRESS']._serialized_start=1412
-  _globals['_PROGRESS']._serialized_end=1456
-  _globals['_TARGETSERVICE']._serialized_start=1459
-  _globals['_TARGETSERVICE']._serialized_end=1626
+  _globals['_TARGETOPEN']._serialized_end=490
+  _globals['_ROUND']._serialized_start=493
+  _globals['_ROUND']._serialized_end=654
+  _globals['_VERIFYRESPONSE']._serialized_start=657
+  _globals['_VERIFYRESPONSE']._serialized_end=886
+  _globals['_PROMPTLOGPROBS']._serialized_start=888
+  _globals['_PROMPTLOGPROBS']._serialized_end=980
+  _globals['_VERDICT']._serialized_start=983
+  _globals['_VERDICT']._serialized_end=1306
+  _globals['_TIMINGS']._serialized_start=1308
+  _globals['_TIMINGS']._serialized_end=1427
+  _globals['_PROGRESS']._serialized_start=1429
+  _globals['_PROGRESS']._serialized_end=1473
+  _globals['_TARGETSERVICE']._serialized_start=1476
+  _globals['_TARGETSERVICE']._serialized_end=1643
 # @@protoc_insertion_point(module_scope)

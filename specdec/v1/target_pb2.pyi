@@ -18,7 +18,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "request_age_ms", "num_preemptions", "num_logprobs", "num_prompt_logprobs", "max_self_draft_nodes")
+    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "request_age_ms", "num_preemptions", "num_logprobs", "num_prompt_logprobs", "max_self_draft_nodes", "adapter")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class TargetOpen(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MAX_SELF_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     spec: _common_pb2.SequenceSpec
     more: bool
@@ -37,7 +38,8 @@ class TargetOpen(_message.Message):
     num_logprobs: int
     num_prompt_logprobs: int
     max_self_draft_nodes: int
-    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_self_draft_nodes: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_self_draft_nodes: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("sequence", "number", "base", "tree", "num_autonomous", "max_nodes", "self_draft_nodes")

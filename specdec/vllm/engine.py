@@ -13,12 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -56,6 +58,7 @@ class VllmEngine:
         self._core.collective_rpc("install_sampler", args=(sampler, vocab_size, grammars and grammars.origin))
         self.grammars, self.proposer = grammars, proposer
         self._numbers = itertools.count()
+        self._adapters: dict[str, LoRARequest] = {}
         self._max_sequences: int = config.scheduler_config.max_num_seqs
         self.max_chain = max_chain
         self.block_size: int = config.cache_config.block_size
@@ -66,11 +69,24 @@ class VllmEngine:
         scheduler: PassScheduler = self._core.scheduler
         return scheduler
 
+    def load_adapters(self, directories: Mapping[str, str]) -> None:
+        """Load LoRA adapters, by name, for ``add``. Raises whatever vLLM raises for what it refuses."""
+        for number, (name, directory) in enumerate(directories.items(), 1):
+            self._adapters[name] = adapter = LoRARequest(name, number, lora_path=str(Path(directory).resolve()))
+            self._core.collective_rpc("load_adapter", args=(adapter,))
+
     def add(
-        self, ids: Sequence[int], salt: bytes, payload: Any, prompt_logprobs: PromptLogprobsRequest | None = None
+        self,
+        ids: Sequence[int],
+        salt: bytes,
+        payload: Any,
+        *,
+        prompt_logprobs: PromptLogprobsRequest | None = None,
+        adapter: str = "",
     ) -> str:
         """Add a sequence with its committed ``ids``, which are the prompt for vLLM. Returns its key. It takes no KV
-        blocks yet. ``payload`` can be pickled. With ``prompt_logprobs`` nothing that is cached is used for it."""
+        blocks yet. ``payload`` can be pickled. With ``prompt_logprobs`` nothing that is cached is used for it.
+        ``adapter``: a loaded one; empty: none."""
         key = str(next(self._numbers))
         request = EngineCoreRequest(
             request_id=key,
@@ -86,7 +102,7 @@ class VllmEngine:
             ),
             pooling_params=None,
             arrival_time=time.time(),
-            lora_request=None,
+            lora_request=self._adapters[adapter] if adapter else None,
             cache_salt=salt.hex() or None,
             data_parallel_rank=None,
         )

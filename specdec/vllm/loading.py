@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
 from specdec.runner.loading import default_threads, grammars
 from specdec.server.liveness import RESTART_STATUS
+from specdec.vllm import adapters
 from specdec.vllm.passes import Proposer
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _OWNED_ARGUMENTS = (
     # the pass and its sampling
     *("scheduler_cls", "worker_cls", "worker_extension_cls", "async_scheduling", "logits_processors"),
     *("prefill_schedule_interval", "max_num_active_seqs"),
+    # adapters
+    *("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_target_modules", "default_mm_loras"),
 )
 _OWNED_GROUPS = ("tokenizer", "skip_tokenizer", "data_parallel", "speculative", "spec_")
 """Names, and beginnings of names, of vLLM's arguments that are not the operator's."""
@@ -69,14 +71,7 @@ def _load_engine(
 ) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
-    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens", "args"})
-    if "enforce_eager" not in settings.vllm.model_fields_set:  # compilation takes minutes on a CPU
-        arguments["enforce_eager"] = device.type == "cpu"
-    digest_settings = {name: arguments[name] for name in _DIGEST_SETTINGS}
-    fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {digest_settings}"
-    if more := _checked(settings.vllm.args):
-        arguments |= more
-        fingerprint += f", {json.dumps(more, sort_keys=True)}"
+    arguments, fingerprint = _of_settings(settings.vllm, device)
     checkpoint = Checkpoint.find(
         settings.model, dtype, "vllm", fingerprint=fingerprint, revision=settings.revision, quantised=True
     )
@@ -103,23 +98,44 @@ def _load_engine(
         raise SystemExit(RESTART_STATUS)
     if in_process:
         arguments["distributed_executor_backend"] = "uni"
-    new_engine = functools.partial(
-        VllmEngine,
-        arguments,
-        sampler,
-        max_chain=settings.vllm.num_speculative_tokens,
-        vocab_size=checkpoint.info.vocab_size,
-        num_slots=settings.kv_slots,
-        lost=lambda: os._exit(RESTART_STATUS),
-        grammars=grammars(checkpoint.directory, checkpoint.info),
-        proposer=proposer,
-    )
+
+    def new_engine() -> VllmEngine:
+        engine = VllmEngine(
+            arguments,
+            sampler,
+            max_chain=settings.vllm.num_speculative_tokens,
+            vocab_size=checkpoint.info.vocab_size,
+            num_slots=settings.kv_slots,
+            lost=lambda: os._exit(RESTART_STATUS),
+            grammars=grammars(checkpoint.directory, checkpoint.info),
+            proposer=proposer,
+        )
+        engine.load_adapters(settings.vllm.adapters)
+        return engine
+
     if in_process:  # in a thread that ends, and OpenMP's helpers with it: see load_runner
         with ThreadPoolExecutor(1, "loading", torch.get_num_threads) as loading:  # see VllmEngine.run
             engine = loading.submit(new_engine).result()
     else:
         engine = new_engine()
-    return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
+    names = tuple(settings.vllm.adapters)
+    return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length, adapters=names)
+
+
+def _of_settings(settings: VllmSettings, device: torch.device) -> tuple[dict[str, Any], str]:
+    """The arguments of vLLM that do not depend on the checkpoint, and their part of the model's digest."""
+    arguments = settings.model_dump(exclude={"num_speculative_tokens", "args", "adapters"})
+    if "enforce_eager" not in settings.model_fields_set:  # compilation takes minutes on a CPU
+        arguments["enforce_eager"] = device.type == "cpu"
+    digest_settings = {name: arguments[name] for name in _DIGEST_SETTINGS}
+    fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {digest_settings}"
+    if settings.adapters:
+        arguments |= adapters.arguments(settings, on_cpu=device.type == "cpu")
+        fingerprint += f", adapters {json.dumps(adapters.identity(settings.adapters), sort_keys=True)}"
+    if more := _checked(settings.args):
+        arguments |= more
+        fingerprint += f", {json.dumps(more, sort_keys=True)}"
+    return arguments, fingerprint
 
 
 def _checked(args: dict[str, Any]) -> dict[str, Any]:

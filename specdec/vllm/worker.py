@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -44,6 +45,15 @@ class WorkerExtension:
         sampling.install()
         drafts = SelfDrafts if isinstance(self.model_runner.drafter, SpecDecodeBaseProposer) else FurtherDrafts
         drafts(self.model_runner, sampler, sampling.passed, vocab_size=vocab_size).install()
+
+    def load_adapter(self, adapter: LoRARequest) -> None:
+        """Raises ValueError if it changes modules that are not the model's, which vLLM would leave out."""
+        self.model_runner.add_lora(adapter)
+        manager = self.model_runner.lora_manager._adapter_manager
+        changed = manager.list_adapters()[adapter.lora_int_id].loras
+        missing = [name for name in changed if name not in manager.modules and ".experts" not in name]
+        if get_pp_group().world_size == 1 and (missing or not changed):  # else other workers may have them
+            raise ValueError(f"adapter {adapter.lora_name} is of another model: {missing[:1] or 'it changes nothing'}")
 
 
 class _Sampling:

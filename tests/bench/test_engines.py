@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from bench.engines.__main__ import main
-from bench.engines.comparisons import comparisons_of, of_services
+from bench.engines.comparisons import comparisons_of, of_running, of_services, started
 from bench.engines.in_vllm import run_in_window
 from bench.engines.parity import Divergence, Parity, Reference, compare_texts, first_difference
 from bench.harness.command import Common
@@ -19,6 +20,7 @@ from bench.harness.models import Models
 from bench.harness.runner import Answer, Ask, Request, Run, Window
 from bench.models.damped_pair import Pair
 from specdec.core.noise import Domain, Key, exponentials
+from tests.checkout import DEMO
 
 PROMPT = tuple(range(5, 25))
 
@@ -60,6 +62,22 @@ def test_each_engine_is_compared_by_method_and_a_draft_also_runs_in_the_process_
     }
     with pytest.raises(ValueError, match="no comparison begins with else, but there are vllm-lookup, "):
         comparisons_of(models, ["else"])
+
+
+async def test_a_running_deployment_is_measured_next_to_vllm_by_itself(monkeypatch):
+    class InVllm:
+        def __init__(self, target, draft, how, *_):
+            self.model = (target, draft, how)
+
+        @asynccontextmanager
+        async def running(self):
+            yield self.model
+
+    monkeypatch.setattr("bench.engines.comparisons.InVllm", InVllm)
+    common, models = Common(address="127.0.0.1:1"), Models("", str(DEMO / "target"))
+    async with started(of_running(), models, common, 4) as contenders:
+        assert [each.name for each in contenders] == ["target alone", "K = 4", "adaptive", "vLLM alone"]
+        assert contenders[-1].ask == (str(DEMO / "target"), "", "alone")
 
 
 def test_vllm_has_as_many_live_requests_as_the_window_and_its_texts_end_before_an_end_token(monkeypatch):

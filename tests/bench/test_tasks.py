@@ -1,4 +1,4 @@
-"""bench tasks and bench load: methods, cases and tables, and both of a running deployment over HTTP and gRPC."""
+"""bench tasks and bench load: methods, cases and tables; with bench never-slower of what is running, HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import load, tasks
+from bench import load, never_slower, tasks
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
 from bench.harness.methods import ALL, ALONE, Method, all_methods, chosen, count_help, with_models
@@ -119,6 +119,8 @@ async def test_a_pair_of_ones_own_is_measured_at_load_started_or_running(tmp_pat
                 common = Common(**small, **where, json=tmp_path / f"{number}")
                 await asyncio.to_thread(load.main, common, "1,2", 1)
                 await asyncio.to_thread(tasks.main, Common(**small, **where), None, None)
+                common = Common(**where, per_task=1, temperature=[0.7], json=tmp_path / f"window {number}")
+                await asyncio.to_thread(never_slower.main, common, 0.0, requests="2", tokens="8", repeats=1)
     for number in range(2):
         written = json.loads((tmp_path / f"{number}").read_text())
         assert [(each["case"], each["contender"]) for each in written["rows"]] == [
@@ -126,6 +128,9 @@ async def test_a_pair_of_ones_own_is_measured_at_load_started_or_running(tmp_pat
         ]
         assert written["differing"] == []
         assert all(each["tokens_per_pass"] >= 1 for each in written["rows"])
+        rows = json.loads((tmp_path / f"window {number}").read_text())["rows"]
+        assert [row["contender"] for row in rows] == [ALONE, "as deployed"]
+        assert all(run["tokens"] >= 2 * 64 for row in rows for run in row["runs"])
     common = Common(**small, target=str(DEMO / "target"), draft=[str(DEMO / "draft")], json=tmp_path / "2")
     await asyncio.to_thread(load.main, common, "2", 1)
     written = json.loads((tmp_path / "2").read_text())

@@ -207,6 +207,14 @@ async def test_a_target_that_knows_no_transforms_refuses_them() -> None:
         assert (await stream.ask(target_open(2))).base == 3
 
 
+async def test_a_target_without_an_adapter_refuses_it() -> None:
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1, adapter="sql")])
+        await assert_violation(stream, 1, "adapter")
+        assert (await stream.ask(target_open(2))).base == 3
+
+
 async def test_lists_of_an_open_and_a_round_have_bounds() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from draft_service.__main__ import DraftSettings
 from draft_service.drafter import Branch, Drafter, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.vllm_drafter import VllmDrafter
@@ -207,3 +208,11 @@ def test_a_tree_in_flight_at_the_first_pass_can_be_taken_back() -> None:
             grow(drafter, [sequence])
         trees.append(sequence.tree)
     assert trees[0] == trees[1]
+
+
+def test_adapters_are_a_target_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both services may have one environment."""
+    monkeypatch.setenv("SPECDEC_VLLM__ADAPTERS", '{"sql": "/adapters/sql"}')
+    monkeypatch.setenv("SPECDEC_VLLM__MAX_NUM_SEQS", "5")
+    vllm = DraftSettings(model="m", engine="vllm").vllm
+    assert (vllm.adapters, vllm.max_num_seqs, "enforce_eager" in vllm.model_fields_set) == ({}, 5, False)

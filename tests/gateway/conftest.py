@@ -69,9 +69,11 @@ async def serving(
     client_key: str = "",
     context_length: int = 65_536,
     ends: tuple[int, ...] = (),
+    adapters: tuple[str, ...] = (),
     **settings: Any,
 ) -> AsyncIterator[Running]:
     verifier, drafter = models(context_length, ends, pass_s=pass_s)
+    verifier.info = dataclasses.replace(verifier.info, adapters=adapters)
     client = {"api_key": client_key}
     async with cluster(
         [verifier], [drafter], client=client, **{"tokenizer": str(DEMO / "target"), **settings}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,7 +22,9 @@ from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.core.errors import DeadlineExceeded, InvalidArgument, ModelMismatch, ReplicaLost
 from specdec.telemetry.prometheus import Scrape
+from target_service.verifier import Job
 from testing.raw import started
+from testing.table_model import TableVerifier
 from tests.gateway.conftest import MODEL, serving, with_keys
 from tests.gateway.test_bounds import connect
 from tests.gateway.test_errors import CHAT, COMPLETION, is_an_error
@@ -121,6 +124,38 @@ async def test_a_model_has_the_names_that_it_is_served_under() -> None:
             error = refused.json()["error"]
             assert (refused.status_code, error["code"]) == (404, "model_not_found")
             assert error["message"] == f"The model `{MODEL}` does not exist. Served here: gpt-4o, local"
+
+
+async def test_an_adapter_is_named_like_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    verify = TableVerifier.verify
+
+    def noted(verifier: TableVerifier, jobs: Sequence[Job[Any]]) -> Any:
+        asked.update(job.open.adapter for job in jobs)
+        return verify(verifier, jobs)
+
+    monkeypatch.setattr(TableVerifier, "verify", noted)
+    async with serving(adapters=("sql", "poems")) as running:
+        http = running.http
+        models = (await http.get("/v1/models")).json()["data"]
+        assert [(model["id"], model.get("parent")) for model in models] == [
+            (MODEL, None),
+            ("sql", MODEL),
+            ("poems", MODEL),
+        ]
+        assert (await http.get("/v1/models/sql")).json() == models[1]
+        for path, body in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/completions", {**COMPLETION, "prompt": ["a", "b"]}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 8}),
+        ):
+            for name, adapter in (("sql", "sql"), (MODEL, ""), ("poems", "poems")):
+                asked.clear()
+                answer = await http.post(path, json={**body, "model": name})
+                assert (answer.status_code, answer.json()["model"], asked) == (200, name, {adapter})
+        refused = await http.post("/v1/chat/completions", json={**CHAT, "model": "prose"})
+        assert refused.status_code == 404
+        assert refused.json()["error"]["message"].endswith(f"Served here: {MODEL}, sql, poems")
 
 
 async def test_a_context_that_is_exceeded_is_told_in_words_that_clients_look_for() -> None:

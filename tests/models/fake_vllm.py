@@ -35,6 +35,7 @@ class FakeVllm:
         self.num_drafts: list[int | None] = []  # that the passes asked for
         self._proposal = proposal
         self.texts: dict[str, list[int]] = {}
+        self.adapters: dict[str, str] = {}
         self.short_of_memory = self.computes_nan = False
         self.longest = self.max_chain  # of a chain; vLLM cuts some, such as at the end of the context
         self.num_passes = 0
@@ -45,9 +46,16 @@ class FakeVllm:
         self._prompt_logprobs: dict[str, Logprobs] = {}  # that no outcome has had yet
 
     def add(
-        self, ids: Sequence[int], salt: bytes, payload: Any, prompt_logprobs: PromptLogprobsRequest | None = None
+        self,
+        ids: Sequence[int],
+        salt: bytes,
+        payload: Any,
+        *,
+        prompt_logprobs: PromptLogprobsRequest | None = None,
+        adapter: str = "",
     ) -> str:
         key = str(len(self._payloads))
+        self.adapters[key] = adapter
         if prompt_logprobs is not None:
             prompt = ids[: prompt_logprobs.num_tokens]
             logits = torch.stack([self._table.logits_after(prompt[:end]) for end in range(1, len(prompt))])

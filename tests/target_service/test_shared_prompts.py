@@ -32,9 +32,9 @@ class Pool:
         self.verifier: Any = LmVerifier(self.runner)
         self.engine = TargetEngine(self.verifier, clock=lambda: self.now)
 
-    def opens(self, number: int, ids: list[int], salt: bytes = b"") -> Key:
+    def opens(self, number: int, ids: list[int], salt: bytes = b"", adapter: str = "") -> Key:
         spec = SequenceSpec(tuple(ids), len(ids), seed=number, cache_salt=salt)
-        self.engine.open(Key(1, number), TargetOpen(spec))
+        self.engine.open(Key(1, number), TargetOpen(spec, adapter=adapter))
         return Key(1, number)
 
     def runs(self) -> list[object]:
@@ -89,28 +89,29 @@ def test_a_sample_that_comes_while_the_prompt_is_fed_is_let_in_too():
 
 
 @pytest.mark.parametrize(
-    ("second", "salt", "shared"),
+    ("second", "salt", "adapter", "shared"),
     [
-        (text(PROMPT), b"", PROMPT),
-        (text(PROMPT + 1), b"", PROMPT),
-        ([*text(PROMPT)[:-1], 7], b"", PROMPT - BLOCK),
-        (text(PROMPT)[: PROMPT // 2], b"", PROMPT // 2),
-        (text(PROMPT)[: PROMPT // 2 - 1], b"", PROMPT // 2 - BLOCK),
-        (text(PROMPT, 1), b"", 0),
-        (text(PROMPT), b"another tenant", 0),
+        (text(PROMPT), b"", "", PROMPT),
+        (text(PROMPT + 1), b"", "", PROMPT),
+        ([*text(PROMPT)[:-1], 7], b"", "", PROMPT - BLOCK),
+        (text(PROMPT)[: PROMPT // 2], b"", "", PROMPT // 2),
+        (text(PROMPT)[: PROMPT // 2 - 1], b"", "", PROMPT // 2 - BLOCK),
+        (text(PROMPT, 1), b"", "", 0),
+        (text(PROMPT), b"another tenant", "", 0),
+        (text(PROMPT), b"", "poems", 0),
     ],
 )
-def test_only_full_blocks_of_equal_text_under_one_salt_are_counted_once(second, salt, shared):
+def test_only_full_blocks_of_equal_text_under_one_salt_and_adapter_are_counted_once(second, salt, adapter, shared):
     exact = PROMPT + HEADROOM + len(second) - shared + HEADROOM
     for num_slots, let_in in ((exact, True), (exact - 1, False)):
         pool = Pool(2 * PROMPT + 4 * HEADROOM)
         pool.verifier.cache_use = lambda num_slots=num_slots: (0, num_slots)
         pool.opens(0, text(PROMPT))
         if let_in:
-            pool.opens(1, second, salt)
+            pool.opens(1, second, salt, adapter)
         else:
             with pytest.raises(Overloaded):
-                pool.opens(1, second, salt)
+                pool.opens(1, second, salt, adapter)
 
 
 def test_what_one_of_them_leaves_is_still_the_others():

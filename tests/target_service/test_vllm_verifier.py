@@ -157,6 +157,16 @@ def test_nothing_is_drafted_where_no_text_ever_wants_it() -> None:
     assert fake.num_drafts == [None, 0, fake.max_chain]
 
 
+def test_vllm_is_told_the_adapter_of_each_sequence() -> None:
+    verifier, fake = on_vllm()
+    jobs = [
+        Job(TargetOpen(spec, adapter=name), verifier.open(spec), spec.token_ids)
+        for name, spec in (("sql", spec_of()), ("", spec_of()))
+    ]
+    verifier.verify(jobs)
+    assert list(fake.adapters.values()) == ["sql", ""]
+
+
 def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
     assert tree.most_likely_chains() == [0, 2, 4]

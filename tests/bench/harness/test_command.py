@@ -15,7 +15,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("module", "command"), [("bench.chaos", "specdec chaos"), ("bench.gateway", "specdec bench gateway")]
+    ("module", "command"),
+    [
+        ("bench.chaos", "specdec chaos"),
+        ("bench.gateway", "specdec bench gateway"),
+        ("bench.never_slower", "specdec bench never-slower"),
+    ],
 )
 def test_help_names_the_command_as_it_is_typed(module, command):
     shown = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True).stdout

@@ -161,6 +161,15 @@ def test_a_value_out_of_range_is_refused_by_name(fields, field, words):
     assert words in problems[field]
 
 
+def test_an_adapter_is_one_of_the_target_s():
+    target = dataclasses.replace(TARGET, adapters=("sql", "poems"))
+    assert [read(target=target, adapter=name).adapter for name in ("", "poems")] == ["", "poems"]
+    assert refused(target=target, adapter="prose") == {
+        "adapter": "no adapter has the name 'prose'; there are sql, poems"
+    }
+    assert refused(adapter="sql") == {"adapter": "no adapter has the name 'sql'; this target has none"}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -226,7 +235,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
         *("text", "token_ids", "chat", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
         *("add_special_tokens", "truncate_prompt_tokens", "ignore_eos", "include_stop_str_in_output", "echo"),
         *("skip_special_tokens", "logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words", "prediction"),
-        *("return_rounds", "reasoning"),
+        *("return_rounds", "reasoning", "adapter"),
         *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}

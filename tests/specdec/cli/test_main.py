@@ -68,7 +68,7 @@ def test_every_benchmark_is_listed_and_exists():
     status, listed, _ = invoke("bench", "--help")
     assert status == 0
     for module in BENCHES:
-        assert f" {module.rpartition('.')[2]} " in listed
+        assert f" {module.rpartition('.')[2].replace('_', '-')} " in listed
         assert importlib.util.find_spec(f"bench.{module}"), module
 
 

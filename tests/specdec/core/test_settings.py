@@ -100,6 +100,7 @@ def test_settings_of_vllm_may_be_variables_and_are_refused_with_another_engine_u
     parsed = [read("--model=m", flag).vllm for flag in ("--vllm.enforce-eager", "--no-vllm.enforce-eager")]
     assert [options.enforce_eager for options in parsed if "enforce_eager" in options.model_fields_set] == [True, False]
     assert read("--model=m", '--vllm.args={"a": {"b": [1]}}').vllm.args == {"a": {"b": [1]}}
+    assert read("--model=m", '--vllm.adapters={"sql": "/adapters/sql"}').vllm.adapters == {"sql": "/adapters/sql"}
     assert (settings.engine, settings.vllm.tensor_parallel_size, settings.vllm.max_num_seqs) == ("vllm", 2, 5)
     assert "only engine vllm" in refused(capsys, "--model=m", "--engine=torch")
 

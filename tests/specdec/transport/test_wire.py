@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.replicas.opening import target_open
 from specdec.core.errors import InvalidArgument
-from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, TargetOpen, Timings, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.transport import wire
@@ -89,6 +90,24 @@ def test_a_spec_survives(spec, digest, traceparent):
     assert (message.model_digest, message.traceparent) == (digest, traceparent)
 
 
+opens = st.builds(
+    TargetOpen,
+    specs().filter(lambda spec: spec.keyed_by_token),
+    stop_token_ids=st.frozensets(token),
+    num_preemptions=uint32,
+    num_logprobs=st.none() | st.integers(0, 20),
+    num_prompt_logprobs=st.none() | st.integers(0, 20),
+    max_self_draft_nodes=uint32,
+    adapter=text,
+)
+
+
+@given(uint64, opens)
+def test_an_open_survives(sequence, open_):
+    [message] = target_open(sequence, open_)
+    assert (message.sequence, wire.read_target_open(sent(message), VOCAB)) == (sequence, open_)
+
+
 @given(any_tree)
 def test_a_tree_survives(tree):
     assert tree.problem(VOCAB) is None
@@ -121,8 +140,11 @@ def test_a_growth_survives(sequence, growth):
     assert (message.sequence, wire.read_growth(message, VOCAB)) == (sequence, growth)
 
 
+texts = st.lists(text, max_size=3).map(tuple)
+
+
 @given(
-    st.builds(ModelInfo, text, text, uint32, text, uint32, text, st.lists(text, max_size=3).map(tuple), tokens),
+    st.builds(ModelInfo, text, text, uint32, text, uint32, text, texts, tokens, adapters=texts),
     st.builds(Load, uint32, uint32, uint32, uint32, uint64, uint32),
 )
 def test_a_models_description_and_load_survive(info, load):
