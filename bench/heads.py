@@ -110,7 +110,7 @@ def main(
         list[int] | None, typer.Option(min=1, help="of a tree; may be repeated [default: 2, 4, 8]")
     ] = None,
     self_draft: Annotated[
-        str, typer.Option(metavar="NAME", help="instead of a head: recycling, or lookahead:W,N,G")
+        str, typer.Option(metavar="NAME", help="instead of a head: lookup, recycling, or lookahead:W,N,G")
     ] = "",
 ) -> None:
     """Tokens per pass and speed of a target that drafts by itself, by the number of nodes, in trees and in chains.

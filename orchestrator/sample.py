@@ -19,7 +19,6 @@ from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.decoder import Step, decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.drafting.text_history import TextHistory
 from orchestrator.outbox import Chunk, Event, Outbox, PromptPart, RoundReport
@@ -34,10 +33,11 @@ from orchestrator.text import Piece, pieces_of
 from orchestrator.verifying.target_client import TargetClient
 from orchestrator.workers import Workers
 from specdec.core.limits import MAX_DRAFT_TOKENS
-from specdec.core.rounds import Logprobs, ModelInfo
+from specdec.core.rounds import LOOKUP, Logprobs, ModelInfo
 from specdec.core.sequence import SamplingParams
 from specdec.core.tree import EMPTY_TREE
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from specdec.telemetry import setup as telemetry
 
 _IDS_PER_PROMPT_PART = 1024
@@ -65,7 +65,8 @@ class Experience:
         # By whether drafts grow ahead of the sequence: under token and block verification its rounds always wait.
         self.policies = [DraftLength(self.costs, MAX_DRAFT_TOKENS, ahead) for ahead in (False, True)]
         self.self_draft = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS)
-        self.acceptance, self.self_draft_acceptance = AcceptanceModel(), AcceptanceModel()
+        self.self_lookup = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS, looks_up=True)
+        self.acceptance = AcceptanceModel()
         self.hit_rates = HitRates()
         self.history = TextHistory(num_history_tokens) if num_history_tokens else None
 
@@ -102,22 +103,25 @@ class Sample:
         model, num_ahead = answer.model, services.settings.num_ahead_tokens
         keyed, traceparent = sequence.keyed_by_token, telemetry.traceparent()
         grows_ahead, self_drafts = keyed and num_ahead > 0, keyed and bool(model.self_draft)
+        looks_up = model.self_draft == LOOKUP
         num_siblings = 0 if model.max_chain else services.settings.num_siblings
         acceptance, lookup = AcceptanceModel(experience.acceptance), self._new_lookup()
         self._controller: Controller
         if (num_tokens := self._request.drafting.num_tokens) is not None:
             max_self_draft_nodes = num_tokens
+            # By lookup not every text has self-drafts. So the tokens are a draft's, if there is one.
+            self_drafts = self_drafts and not (looks_up and services.drafts.info)
             self._controller = Fixed(min(num_tokens, model.max_chain or num_tokens), experience.costs, self_drafts)
         else:
-            max_self_draft_nodes = model.self_draft_nodes or MAX_DRAFT_TOKENS
+            self_draft = experience.self_lookup if looks_up else experience.self_draft
+            max_self_draft_nodes = model.self_draft_nodes or self_draft.most
             self._controller = Adaptive(
                 experience.policies[grows_ahead],
                 acceptance,
                 lookup,
                 num_siblings=num_siblings,
                 max_chain=model.max_chain,
-                self_draft=experience.self_draft if self_drafts else None,
-                self_draft_acceptance=AcceptanceModel(experience.self_draft_acceptance),
+                self_draft=self_draft if self_drafts else None,
                 self_draft_nodes=model.self_draft_nodes,
             )
         self._draft = DraftClient(services.drafts, traceparent)

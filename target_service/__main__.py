@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from specdec.core.rounds import LOOKUP
 from specdec.core.settings import ModelServiceSettings, parse
 from specdec.server.model_server import ModelServer, run
 from target_service.verifier import Verifier
@@ -27,9 +28,9 @@ class TargetSettings(ModelServiceSettings):
     )
     self_draft: str = Field(
         "",
-        description="drafting by the target without a head: recycling (a table of likely next tokens) or"
-        " lookahead:W,N,G (n-grams from parallel guesses); engine vllm: mtp (layers that the checkpoint has for it);"
-        " empty: none",
+        description="drafting by the target without a head: lookup (what followed the last time, where the text repeats"
+        " itself), recycling (a table of likely next tokens) or lookahead:W,N,G (n-grams from parallel guesses); engine"
+        " vllm: lookup, or mtp (layers that the checkpoint has for it); empty: none",
     )
 
     @field_validator("self_draft")
@@ -38,8 +39,8 @@ class TargetSettings(ModelServiceSettings):
         if value and others.data.get("head"):
             raise ValueError("head and self_draft are two ways to draft by the target itself: set one of them")
         if value and others.data.get("engine") == "vllm":
-            if value != "mtp":
-                raise ValueError(f"engine vllm has mtp alone, and {value} needs engine torch")
+            if value not in (LOOKUP, "mtp"):
+                raise ValueError(f"engine vllm has lookup and mtp, and {value} needs engine torch")
         elif value:
             # Here, since it imports torch.
             from target_service.self_draft.by_name import self_drafter
@@ -52,10 +53,12 @@ def _verifier(settings: TargetSettings) -> Verifier[Any]:
     if settings.engine == "vllm":
         from specdec.vllm.loading import load_engine
         from target_service.heads.vllm_proposer import proposer
+        from target_service.self_draft.text_lookup import TextLookup
         from target_service.vllm_verifier import SAMPLER, VllmVerifier
 
+        lookup = TextLookup() if settings.self_draft == LOOKUP else None
         with proposer(settings.head, settings.self_draft, settings.model, settings.revision) as chosen:
-            return VllmVerifier(*load_engine(settings, SAMPLER, proposer=chosen))
+            return VllmVerifier(*load_engine(settings, SAMPLER, proposer=chosen), lookup=lookup)
     from specdec.runner.loading import load_runner
     from target_service.language_model import LmVerifier
 

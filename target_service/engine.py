@@ -14,7 +14,7 @@ from typing import Any
 
 from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
 from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
-from specdec.core.rounds import Load, Round, TargetOpen, Timings, Verdict
+from specdec.core.rounds import LOOKUP, Load, Round, TargetOpen, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.batch_delay import BatchDelay
@@ -120,7 +120,7 @@ class TargetEngine:
         arrived = now - open_.age_s
         _, num_slots = self._verifier.cache_use()
         self._admission.check(spec, arrived=arrived, now=now, num_slots=num_slots)
-        if open_.max_self_draft_nodes:
+        if open_.max_self_draft_nodes and self._verifier.info.self_draft != LOOKUP:
             spec = replace(spec, cache_salt=spec.cache_salt + _SELF_DRAFT_SALT)
         state, ids = self._verifier.open(spec), array("I", spec.token_ids)
         sequence = _Sequence(replace(open_, spec=spec), state, ids, arrived=arrived, since=now)

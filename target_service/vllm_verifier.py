@@ -21,7 +21,9 @@ from specdec.core.rounds import (
 )
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation.prompt_lookup import PromptLookup
 from specdec.vllm.passes import Outcome, PromptLogprobsRequest
+from target_service.self_draft.text_lookup import TextLookup, chain_of
 from target_service.verifier import Decision, Job
 from target_service.vllm_decisions import ChainReport, ChainRequest
 
@@ -34,23 +36,22 @@ SAMPLER = "target_service.vllm_decisions:TargetSampler"
 @dataclass(slots=True)
 class VllmState:
     key: str = ""  # empty: unknown to vLLM
-    draft: tuple[int, ...] = ()  # what the target itself drafted after its text
+    draft: tuple[int, ...] = ()  # what vLLM's proposer drafted after its text
+    lookup: PromptLookup | None = None
 
 
 class VllmVerifier:
     """See target_service.verifier.Verifier. Of a tree its most likely chain is verified."""
 
-    def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
-        self._engine = engine
+    def __init__(self, engine: VllmEngine, info: ModelInfo, lookup: TextLookup | None = None) -> None:
+        """``lookup``: drafts for the target, in the place of a proposer of vLLM's."""
+        self._engine, self._lookup = engine, lookup
         capabilities = (*info.capabilities, TRANSFORMS, RESTRICTIONS, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if engine.grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(info, capabilities=capabilities, max_chain=engine.max_chain)
-        if engine.proposer is not None:
-            self.info = dataclasses.replace(
-                self.info,
-                capabilities=(*capabilities, SELF_DRAFT),
-                self_draft=engine.proposer.name,
-            )
+        name = lookup.kind if lookup is not None else engine.proposer.name if engine.proposer is not None else ""
+        if name:
+            self.info = dataclasses.replace(self.info, capabilities=(*capabilities, SELF_DRAFT), self_draft=name)
 
     @property
     def block_size(self) -> int:
@@ -59,7 +60,7 @@ class VllmVerifier:
     def open(self, spec: SequenceSpec) -> VllmState:
         if self._engine.grammars is not None and spec.sampling.grammar:
             self._engine.grammars.compiled(spec.sampling.grammar)  # a bad one is refused here, not in the workers
-        return VllmState()
+        return VllmState(lookup=None if self._lookup is None else self._lookup.open(spec.cache_salt))
 
     def close(self, state: VllmState) -> None:
         if state.key:
@@ -70,7 +71,8 @@ class VllmVerifier:
 
     def verify(self, jobs: Sequence[Job[VllmState]]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        trees = [job.tree or TokenTree.chain(job.state.draft[: job.self_draft_nodes]) for job in jobs]
+        trees = [job.tree or self._self_draft(job) for job in jobs]
+        lookup_s = time.perf_counter() - started
         nodes = [tree.most_likely_chains()[: self._engine.max_chain] for tree in trees]
         chains, extras = {}, {}
         for job, tree, chain in zip(jobs, trees, nodes, strict=True):
@@ -86,7 +88,7 @@ class VllmVerifier:
             outcome = outcomes[job.state.key]
             job.state.draft = outcome.draft
             decided.append(_decided(chain, outcome, self_draft=EMPTY_TREE if job.tree else tree))
-        drafting_s = self._engine.drafting_s
+        drafting_s = self._engine.drafting_s + lookup_s
         timings = Timings(
             pass_us=int((time.perf_counter() - started - drafting_s) * 1e6),
             rows=rows,
@@ -94,6 +96,12 @@ class VllmVerifier:
             self_draft_us=int(drafting_s * 1e6),
         )
         return decided, timings
+
+    def _self_draft(self, job: Job[VllmState]) -> TokenTree:
+        if job.state.lookup is None:
+            return TokenTree.chain(job.state.draft[: job.self_draft_nodes])
+        max_nodes = min(job.self_draft_nodes, self._engine.max_chain, self.info.context_length - len(job.ids))
+        return chain_of(job.state.lookup, job.ids, max_nodes)
 
     def _num_drafts(self, jobs: Sequence[Job[VllmState]]) -> int | None:
         """Tokens to draft for the next pass, since a sequence that wants a self-draft now probably wants one then.

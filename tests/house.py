@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 16_115,
-    "orchestrator": 7_740,
-    "target_service": 3_480,
+    "specdec": 16_340,
+    "orchestrator": 7_590,
+    "target_service": 3_540,
     "draft_service": 2_285,
     "gateway": 4_415,
     "bench": 7_430,
-    "testing": 2_605,
-    "tests": 44_065,
+    "testing": 2_610,
+    "tests": 44_295,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -45,6 +45,10 @@ class Lookup(Protocol):
     def chances(self, ids: Seq[int]) -> list[float]:
         """The chances that the next 1, 2, ... tokens after ``ids`` are all proposed right; empty: no proposal."""
 
+    @property
+    def in_text(self) -> bool:
+        """Whether the last ``chances`` are of what the text ``ids`` had before."""
+
 
 class Fixed:
     """A chain of ``num_draft_tokens`` in every round, as long as it can be used."""
@@ -96,16 +100,13 @@ class Adaptive:
         num_siblings: int = 0,
         max_chain: int = 0,
         self_draft: SelfDraftLength | None = None,
-        self_draft_acceptance: AcceptanceModel | None = None,
         self_draft_nodes: int = 0,
     ) -> None:
-        """``max_chain``, ``self_draft_nodes``: see specdec.core.rounds.ModelInfo. ``self_draft``,
-        ``self_draft_acceptance``: of a target that drafts by itself; where that pays, no draft is asked."""
-        self._self_draft, self._self_draft_acceptance, self._self_draft_nodes = (
-            self_draft,
-            self_draft_acceptance or acceptance,
-            self_draft_nodes,
-        )
+        """``max_chain``, ``self_draft_nodes``: see specdec.core.rounds.ModelInfo. ``self_draft``: of a target that
+        drafts by itself; where that pays, no draft is asked, but beside lookups of the target."""
+        self._self_draft, self._self_draft_nodes = self_draft, self_draft_nodes
+        self._self_draft_acceptance = AcceptanceModel(self_draft.acceptance if self_draft is not None else None)
+        self._target_looks_up = self_draft is not None and self_draft.looks_up
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
@@ -131,14 +132,16 @@ class Adaptive:
             policy.considered(tree_chances(of_ranks), self._most) if policy.ahead and not self._chains else expected
         )
         self_draft_nodes, self_draft_rate = self._best_self_draft()
-        trusts = self._trust[Source.DRAFT].holds(policy.now) and not self_draft_nodes
+        trusts = self._trust[Source.DRAFT].holds(policy.now) and (self._target_looks_up or not self_draft_nodes)
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
         if self._drafted and not (drafts or policy.on):
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
-        lookup = self._lookup_grants(sequence, most) if not policy.checking else []
-        lookup = [each for each in lookup if each[0] > self_draft_rate]
+        # What is in the text is left to a target that finds it without a trip between two passes.
+        but_text = self._target_looks_up and self_draft_nodes > 0 and not policy.on
+        lookup = self._lookup_grants(sequence, most, but_text=but_text) if not policy.checking else []
+        lookup = [each for each in lookup if each[0] > self_draft_rate or self._target_looks_up]
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
         again = self._num_rounds - self._looked_up_at <= LOOKUP_ROUNDS and costs.round_s(0) < 1.25 * costs.alone_s
         stops_for = grants[0].source if grants else Source.LOOKUP if again else None
@@ -164,10 +167,10 @@ class Adaptive:
         chances = self._self_draft_chances()
         if only := self._self_draft_nodes:
             return self._self_draft.choose(expected_tokens(chances, only), only)
-        return self._self_draft.choose(self._policy.considered(chances, self._self_draft.most))
+        return self._self_draft.choose(self._policy.considered(chances, min(self._self_draft.most, self._most)))
 
     def _self_draft_chances(self) -> Iterator[float]:
-        chances = chain_chances if self._chains else tree_chances
+        chances = chain_chances if self._chains or self._target_looks_up else tree_chances
         return chances(self._self_draft_acceptance.of_ranks)
 
     def _draft_grants(self, expected: Seq[float], of_hit: Seq[float], most: int) -> list[tuple[float, Grant]]:
@@ -188,11 +191,14 @@ class Adaptive:
             )
         return grants
 
-    def _lookup_grants(self, sequence: Sequence, most: int) -> list[tuple[float, Grant]]:
+    def _lookup_grants(self, sequence: Sequence, most: int, but_text: bool) -> list[tuple[float, Grant]]:
+        """With their goodput. ``but_text``: none from the text itself."""
         known = self._policy.costs.target_known and self._trust[Source.LOOKUP].holds(self._policy.now)
         if self._lookup is None or not known or not sequence.num_committed:
             return []
         chances = self._lookup.chances(sequence.ids)[:most]
+        if but_text and self._lookup.in_text:
+            return []
         num_tokens, goodput = self._policy.best_lookup(chances, self._to_come)
         if num_tokens and not self._to_come:
             self._looked_up_at = self._num_rounds

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from orchestrator.control.cost_model import CostModel, Line
 from orchestrator.rounds import RoundRecord, Source
+from specdec.core.limits import MAX_TREE_ROWS
+from specdec.speculation.acceptance import AcceptanceModel
 from specdec.speculation.cost import best_number
 
 START_NODES = 3
@@ -29,9 +31,11 @@ is about the method: what is about one text, its acceptance knows."""
 class SelfDraftLength:
     """The policy for all sequences of one orchestrator, where targets draft by themselves."""
 
-    def __init__(self, costs: CostModel, most: int) -> None:
-        """``most``: nodes of a self-draft at most."""
-        self.costs, self.most = costs, most
+    def __init__(self, costs: CostModel, most: int, looks_up: bool = False) -> None:
+        """``most``: nodes of a self-draft at most. ``looks_up``: targets look up in their texts, and draft where these
+        repeat themselves alone."""
+        self.costs, self.most, self.looks_up = costs, most, looks_up
+        self.acceptance = AcceptanceModel()  # of all texts
         self._drafting = Line(0.2)
         self._num_rounds = 0
         self._accepted = self._expected = 0.0  # tokens of self-drafts
@@ -40,10 +44,11 @@ class SelfDraftLength:
         """The nodes of the next self-drafts, and their goodput in tokens per second (0: not known). ``expected``:
         tokens of a round by the number of nodes. ``only``: the number of nodes that a method always has; 0: any."""
         costs, first = self.costs, only or min(START_NODES, self.most)
+        max_nodes = min(self.most, len(expected) - 1, max(1, MAX_TREE_ROWS // costs.num_live - 1))  # all in one pass
         if not (costs.target_known and self._drafting.known):
             return first, 0.0
         tokens = [1 + self._came_true * (number - 1) for number in expected]
-        best = best_number(tokens, self._seconds, [only] if only else range(1, min(self.most, len(tokens) - 1) + 1))
+        best = best_number(tokens, self._seconds, [only] if only else range(1, max_nodes + 1))
         rate = tokens[best] / self._seconds(best)
         if rate * costs.alone_s >= ON:
             return best, rate

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from orchestrator.drafting.prompt_lookup import PromptLookup
 from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.tree import TokenTree
 from specdec.sampling.grammar import Budget, Compiled
 from specdec.speculation.acceptance import AcceptanceRate
+from specdec.speculation.prompt_lookup import PromptLookup
 
 _MEMORY, _PRIOR, _PRIOR_TRIALS = 100, 0.8, 8
 
@@ -52,6 +52,10 @@ class ForcedTokens:
         if not self._forced:
             return self._lookup.chances(ids)
         return [self._rate.share() ** number for number in range(1, len(self._forced) + 1)]
+
+    @property
+    def in_text(self) -> bool:
+        return not self._forced and self._lookup.in_text
 
     def _follow(self, mask: Mask, ids: Sequence[int]) -> None:
         new = ids[self._num_seen : self._num_seen + _TOKENS_AT_ONCE]

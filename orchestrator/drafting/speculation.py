@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens
-from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.rounds import Drafting, Grant, Proposal, RoundPlan, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Growth, Verdict
 from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, ROOT, GrowingTree, TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.prompt_lookup import PromptLookup
 
 _MAX_EARLY_NODES = 256
 """Nodes of an early round at most: the target has to walk them between two passes."""

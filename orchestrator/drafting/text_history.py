@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from orchestrator.drafting.prompt_lookup import LENGTHS, LONGEST, NO_ID, HitRates, agreement
+from specdec.speculation.prompt_lookup import LENGTHS, LONGEST, NO_ID, HitRates, agreement
 
 _BLOCK = 16
 """Tokens that have one owner. A text fills whole blocks."""

@@ -183,6 +183,9 @@ EARLY = "early"
 SELF_DRAFT = "self_draft"
 """The capability of a target that drafts by itself."""
 
+LOOKUP = "lookup"
+"""What drafts in such a target (ModelInfo.self_draft) if it is prompt lookup in the sequence's own text."""
+
 OVERRUN = 2
 """Tokens that an autonomously decoding target still returns after it is told to stop: one from the running pass, one
 from the pass that handles the stop."""

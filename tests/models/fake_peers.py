@@ -9,13 +9,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from orchestrator.drafting.prompt_lookup import HitRates
 from orchestrator.request import Caller, DraftOptions, Request, Stops
 from orchestrator.rounds import Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.speculation.prompt_lookup import HitRates
 
 
 def new_request(

@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.control import controller
 from orchestrator.control.draft_length import DraftLength
-from orchestrator.drafting.prompt_lookup import LONGEST
 from orchestrator.drafting.text_history import TextHistory
 from specdec.runner.model_runner import ModelRunner
+from specdec.speculation.prompt_lookup import LONGEST
 from target_service.language_model import LmVerifier
 from target_service.self_draft.lookahead import Gram, Lookahead, Pool, Window
 from target_service.self_draft.recycling import Recycling, Table

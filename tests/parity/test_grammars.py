@@ -25,9 +25,7 @@ from specdec.sampling.grammar import Grammars
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
-from target_service.self_draft.lookahead import Lookahead
-from target_service.self_draft.recycling import Recycling
-from target_service.self_draft.trees import SelfDraftTrees
+from target_service.self_draft.by_name import self_drafter
 from target_service.verifier import Decision, Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
@@ -253,11 +251,11 @@ def test_trees_of_other_lexemes_do_not_change_what_a_grammar_allows(
         assert drafted[: len(alone)] == alone
 
 
-@pytest.mark.parametrize("name", ["lookahead", "recycling"])
+@pytest.mark.parametrize("name", ["lookahead:4,3,4", "lookup", "recycling"])
 def test_a_target_that_drafts_for_itself_stays_in_the_grammar(
     target_runner: ModelRunner, of_target: Grammars, name: str
 ) -> None:
-    own = Lookahead(4, 3, 4) if name == "lookahead" else SelfDraftTrees(Recycling(target_runner.info.vocab_size))
+    own = self_drafter(name, target_runner.info.vocab_size)
     alone, drafting = (LmVerifier(target_runner, each, of_target) for each in (None, own))
     for grammar in (GRAMMARS["closed"], GRAMMARS["strings"], GRAMMARS["numbers"]):
         of_target.start(grammar, b"").result()

@@ -52,7 +52,10 @@ def redrafter(runner: ModelRunner, folder: Path) -> ReDrafter:
 
 
 @pytest.fixture(
-    params=["Medusa", "Medusa's choices", "Medusa of NaN", "ReDrafter", "ReDrafter of NaN", "recycling", "lookahead"]
+    params=[
+        *("Medusa", "Medusa's choices", "Medusa of NaN", "ReDrafter", "ReDrafter of NaN"),
+        *("lookup", "recycling", "lookahead"),
+    ]
 )
 def drafting(request: pytest.FixtureRequest, target_runner: ModelRunner, tmp_path: Path) -> Iterator[SelfDrafter]:
     name, tensors = request.param, medusa_weights()
@@ -68,7 +71,7 @@ def drafting(request: pytest.FixtureRequest, target_runner: ModelRunner, tmp_pat
             tensors["rnn_u.weight"][3, 3] = float("nan")
         found = SelfDraftTrees(redrafter(target_runner, written(tmp_path, tensors)))
     else:
-        found = self_drafter(name if name == "recycling" else "lookahead:3,4,2", target_runner.info.vocab_size)
+        found = self_drafter(name if name != "lookahead" else "lookahead:3,4,2", target_runner.info.vocab_size)
     yield found
     remove_taps(found)
 

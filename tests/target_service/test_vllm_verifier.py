@@ -16,6 +16,7 @@ from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.sampling.logits_processors import Transforms
 from target_service.language_model import LmVerifier
+from target_service.self_draft.text_lookup import TextLookup
 from target_service.verifier import Decision, Job, Verifier
 from target_service.vllm_decisions import TargetSampler
 from target_service.vllm_verifier import VllmVerifier
@@ -32,10 +33,10 @@ SAMPLINGS = [
 ]
 
 
-def on_vllm(**fields: Any) -> tuple[VllmVerifier, FakeVllm]:
+def on_vllm(lookup: TextLookup | None = None, **fields: Any) -> tuple[VllmVerifier, FakeVllm]:
     table = TableRunner(vocab_size=12, seed=4)
     fake = FakeVllm(table, TargetSampler(torch.device("cpu")), **fields)
-    return VllmVerifier(fake, table.info), fake  # type: ignore[arg-type]
+    return VllmVerifier(fake, table.info, lookup), fake  # type: ignore[arg-type]
 
 
 def spec_of(
@@ -101,12 +102,13 @@ def test_its_logprobs_are_those_of_our_own_engine() -> None:
     assert on_it[0].logprobs.num_top == 3
 
 
-def test_what_the_target_drafts_itself_is_verified_in_its_next_pass() -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "lookup", "lookup, engine torch"])
+def test_what_the_target_drafts_itself_is_verified_in_its_next_pass(kind: str) -> None:
     """It begins and stops at any pass, beside chains from outside and texts that never want it."""
     specs = [spec_of(sampling, method, 3 + index) for index, (sampling, method) in enumerate(SAMPLINGS)]
     alone = [text[:20] for text in texts(on_vllm()[0], specs, 60)]
-    rng, (verifier, _) = random.Random(2), on_vllm(proposal=TableRunner(vocab_size=12, seed=4))
-    assert (verifier.info.self_draft, verifier.info.self_draft_nodes) == ("eagle3", 0), "as many as asked for"
+    rng, verifier = random.Random(2), drafting_by(kind)
+    assert (verifier.info.self_draft, verifier.info.self_draft_nodes) == (kind.split(",")[0], 0), "as many as asked for"
     states, ids = [verifier.open(spec) for spec in specs], [list(spec.token_ids) for spec in specs]
     drafted = accepted = 0
     for _ in range(40):
@@ -130,6 +132,13 @@ def test_what_the_target_drafts_itself_is_verified_in_its_next_pass() -> None:
     keyed = [index for index, spec in enumerate(specs) if spec.keyed_by_token]
     assert [ids[index][:20] for index in keyed] == [alone[index] for index in keyed]
     assert accepted > drafted / 3 > 0
+
+
+def drafting_by(kind: str) -> Verifier[Any]:
+    table = TableRunner(vocab_size=12, seed=4)
+    if kind == "lookup, engine torch":
+        return LmVerifier(table, TextLookup())
+    return on_vllm(TextLookup())[0] if kind == "lookup" else on_vllm(proposal=table)[0]
 
 
 def with_self_draft(rng: random.Random, job: Job[Any]) -> Job[Any]:

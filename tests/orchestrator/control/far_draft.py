@@ -16,17 +16,20 @@ from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
+from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import LATE, DraftClient
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
 from orchestrator.statistics import Statistics
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
+from target_service.self_draft.text_lookup import chain_of
 from testing.table_model import Table, TableDrafter
 from tests.models.fake_peers import new_sequence, still_to_come
 
@@ -167,8 +170,14 @@ class FarDraft:
 class NearTarget:
     """In place of TargetClient."""
 
-    def __init__(self, world: World, next_round: Callable[[Sequence], tuple[TokenTree, int]] | None) -> None:
-        self._world = world
+    def __init__(
+        self,
+        world: World,
+        next_round: Callable[[Sequence], tuple[TokenTree, int]] | None,
+        lookup: PromptLookup | None = None,
+    ) -> None:
+        """``lookup``: with which the target drafts by itself."""
+        self._world, self._lookup = world, lookup
         self._next_round = next_round
         self._unasked = self._number = 0
         self._left: TokenTree | None = None  # of a round that was sent early, if it stands
@@ -176,7 +185,9 @@ class NearTarget:
         self.num_rows = 0
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
-        world, place, tree = self._world, self._world.place, proposal.tree
+        world, place, tree, self_draft = self._world, self._world.place, proposal.tree, EMPTY_TREE
+        if self._lookup is not None and self._number and not tree:
+            tree = self_draft = chain_of(self._lookup, sequence.ids, plan.self_draft_nodes)
         ids, accepted, node = list(sequence.ids), [], -1
         while True:
             token = world.table.next_token(sequence.spec, ids, len(ids))
@@ -189,10 +200,10 @@ class NearTarget:
         pass_s = world.took(place.pass_ms + place.row_ms * rows * place.sequences)
         timings = Timings(0, int(pass_s * 1e6), 0, rows * place.sequences, place.sequences)
         if self._unasked:
-            assert not tree, "nothing is verified among tokens that come unasked"
+            assert not proposal.tree, "nothing is verified among tokens that come unasked"
             world.now += pass_s
             exchange = Exchange(num_live=place.sequences)
-            self._unasked = still_to_come(self._unasked, plan.num_autonomous)
+            self._unasked = max(0, still_to_come(self._unasked, plan.num_autonomous) - len(accepted))
         else:
             asked, under_way = world.now, self._left is not None
             beyond_s = world.took(place.beyond_ms)
@@ -216,6 +227,7 @@ class NearTarget:
             timings,
             num_autonomous_left=self._unasked,
             dropped_round=dropped,
+            self_draft=self_draft,
         )
         return verdict, RoundRecord.of(proposal, verdict, exchange)
 
@@ -235,7 +247,8 @@ class Shared:
     def __init__(self, ahead: bool, most: int = 8) -> None:
         self.costs, self.acceptance = CostModel(), AcceptanceModel()
         self.policy = DraftLength(self.costs, most, ahead)
-        self.hit_rates = HitRates()
+        self.hit_rates, self.hit_rates_of_target = HitRates(), HitRates()
+        self.self_lookup = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS, looks_up=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +270,7 @@ async def decoded(
     controller: Any = None,
     takes_early: bool = True,
     looks_up: bool = False,
+    target_looks_up: bool = False,
     table: Table | None = None,
     prompt: tuple[int, ...] = (),
 ) -> Outcome:
@@ -268,11 +282,13 @@ async def decoded(
     chances = AcceptanceModel(shared.acceptance)
     lookup = PromptLookup(shared.hit_rates) if looks_up else None
     if controller is None:
-        adaptive = Adaptive(shared.policy, chances, lookup)
+        self_draft = shared.self_lookup if target_looks_up else None
+        adaptive = Adaptive(shared.policy, chances, lookup, self_draft=self_draft)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
     draft = cast(DraftClient, FarDraft(world))
     speculation = Speculation(draft, max_ahead, 0, chances, lookup, clock=lambda: world.now)
-    target = NearTarget(world, speculation.next_round if takes_early else None)
+    lookup_of_target = PromptLookup(shared.hit_rates_of_target) if target_looks_up else None
+    target = NearTarget(world, speculation.next_round if takes_early else None, lookup_of_target)
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
         pass
     waited_s = sequence.statistics.draft_wait_us / 1e6

@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.control.controller import Fixed
 from orchestrator.rounds import Grant, Source
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.sequence import SequenceSpec
 from testing.table_model import Table
 from tests.orchestrator.control import far_draft
@@ -34,12 +35,12 @@ class Text(Table):
 
 
 async def decoded(
-    place: Place, prompt: list[int], text: list[int], shared: Shared, seed: int = 0, looks_up: bool = True
+    place: Place, prompt: list[int], text: list[int], shared: Shared, seed: int = 0, **looking_up: bool
 ) -> Outcome:
     """A request with the output ``text``."""
     table = Text(1 << 20, place.acceptance, ids=(*prompt, *text))
-    options = dict(max_ahead=0, shared=shared, seed=seed, looks_up=looks_up, table=table, prompt=tuple(prompt))
-    return await far_draft.decoded(place, len(text), **options)
+    options = dict(max_ahead=0, shared=shared, seed=seed, table=table, prompt=tuple(prompt))
+    return await far_draft.decoded(place, len(text), **options, **{"looks_up": True} | looking_up)
 
 
 def at_random(vocab: int) -> Iterator[int]:
@@ -122,24 +123,37 @@ def text_of(kind: str, length: int = LENGTH) -> tuple[list[int], list[int]]:
     return prompt, [next(source) for _ in range(length)]
 
 
+@pytest.mark.parametrize("target_looks_up", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", TEXTS)
-async def test_no_text_is_slower_than_with_the_target_alone(kind, place):
-    where, shared = PLACES[place], Shared(ahead=False)
-    await decoded(where, *text_of("changing", 300), shared)
-    outcome = await decoded(where, *text_of(kind), shared, seed=1)
+async def test_no_text_is_slower_than_with_the_target_alone(kind, place, target_looks_up):
+    where, shared = PLACES[place], Shared(ahead=False, most=MAX_DRAFT_TOKENS if target_looks_up else 8)
+    await decoded(where, *text_of("changing", 300), shared, target_looks_up=target_looks_up)
+    outcome = await decoded(where, *text_of(kind), shared, seed=1, target_looks_up=target_looks_up)
     print(outcome, outcome.tokens_per_s / where.alone)
     assert outcome.tokens_per_s >= 0.95 * where.alone
 
 
 @pytest.mark.parametrize(("kind", "least"), [("page", 5.0), ("copies", 1.2), ("changing", 1.5), ("edits", 1.8)])
 @pytest.mark.parametrize("place", ["free rows", "dead draft", "bad draft", "64 sequences"])
-async def test_a_text_that_repeats_itself_is_faster(kind, least, place):
-    where, shared = PLACES[place], Shared(ahead=False)
-    await decoded(where, *text_of("changing", 300), shared)
-    outcome = await decoded(where, *text_of(kind), shared, seed=1)
+@pytest.mark.parametrize("target_looks_up", [False, True])
+async def test_a_text_that_repeats_itself_is_faster(kind, least, place, target_looks_up):
+    where, shared = PLACES[place], Shared(ahead=False, most=MAX_DRAFT_TOKENS if target_looks_up else 8)
+    await decoded(where, *text_of("changing", 300), shared, target_looks_up=target_looks_up)
+    outcome = await decoded(where, *text_of(kind), shared, seed=1, target_looks_up=target_looks_up)
     print(outcome, outcome.tokens_per_s / where.alone)
     assert outcome.tokens_per_s >= least * where.alone
+
+
+@pytest.mark.parametrize(("kind", "gain"), [("page", 1.3), ("edits", 1.8), ("scraps", 1.3)])
+async def test_a_target_that_looks_up_itself_gains_by_the_trips_it_does_not_wait_for(kind, gain):
+    where, rates = PLACES["far target"], []
+    for target_looks_up in (False, True):
+        shared = Shared(ahead=False, most=MAX_DRAFT_TOKENS)
+        await decoded(where, *text_of("changing", 300), shared, target_looks_up=target_looks_up)
+        outcome = await decoded(where, *text_of(kind), shared, seed=1, target_looks_up=target_looks_up)
+        rates.append(outcome.tokens_per_s)
+    assert rates[1] >= gain * rates[0]
 
 
 @pytest.mark.parametrize("kind", ["page", "copies", "edits"])

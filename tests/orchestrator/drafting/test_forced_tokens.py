@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.drafting.forced_tokens import ForcedTokens
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 
 
 class Script:
@@ -39,6 +39,7 @@ def test_forced_tokens_are_proposed_in_order_and_only_they() -> None:
     forced = drafter(7, 8, 9, 0, 5)
     assert len(forced.chances([1, 2])) == 3
     assert forced.propose(2).token_ids == (7, 8)
+    assert not forced.in_text
     assert len(forced.chances([1, 2, 7])) == 2
     assert forced.propose(5).token_ids == (8, 9)
     assert forced.chances([1, 2, 7, 8, 9]) == []
@@ -60,6 +61,7 @@ def test_a_text_that_repeats_itself_is_looked_up_where_nothing_is_forced() -> No
     forced = drafter(*[0] * 40)
     ids = [3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
     assert forced.chances(ids)
+    assert forced.in_text, "a target can find it by itself"
     assert forced.propose(2).token_ids == (5, 6)
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator import sample as sample_
-from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.rounds import RoundPlan
 from orchestrator.verifying.target_client import TargetClient
+from specdec.core.rounds import LOOKUP
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from specdec.v1 import common_pb2
+from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
+from target_service.self_draft.text_lookup import chain_of
 from testing.misbehaving import Misbehaving
 from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import Cluster, cluster
@@ -99,6 +103,80 @@ async def test_beside_a_draft_that_lives_the_text_is_the_same_and_who_got_what_a
     accepted = [each.num_accepted_tokens - each.num_accepted_lookup_tokens for each in counts]
     assert (draft.num_draft_tokens, draft.num_accepted_tokens) == (sum(by_draft), sum(accepted))
     assert 0 < sum(accepted) < sum(by_draft)
+
+
+class LooksUp(TableVerifier):
+    """A target that looks up in its own texts."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table, pass_s=0.01, self_drafts=True)
+        self.info = replace(self.info, self_draft=LOOKUP)
+        self.num_passes = 0
+        self._rates = HitRates()
+        self._lookups: dict[int, PromptLookup] = {}
+
+    def close(self, state: Any) -> None:
+        self._lookups.pop(id(state), None)
+        super().close(state)
+
+    def verify(self, jobs: Any) -> Any:
+        self.num_passes += 1
+        return super().verify(jobs)
+
+    def _drafted(self, job: Any) -> Any:
+        lookup = self._lookups.setdefault(id(job.state), PromptLookup(self._rates))
+        tree = chain_of(lookup, job.ids, job.self_draft_nodes)
+        return replace(job, tree=tree, self_draft_nodes=len(tree))
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """That targets were asked for."""
+    submit, rounds = TargetEngine.submit, []
+
+    def noting(engine: TargetEngine, key: Any, round_: Any, arrived: float | None = None) -> None:
+        rounds.append(round_)
+        submit(engine, key, round_, arrived)
+
+    monkeypatch.setattr(TargetEngine, "submit", noting)
+    return rounds
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("named", [{}, {"num_draft_tokens": 4}], ids=str)
+async def test_a_target_that_looks_up_decodes_what_repeats_itself_in_few_passes_and_fewer_rounds(
+    temperature, named, rounds
+):
+    table = Table(period=PERIOD)
+    async with cluster([TableVerifier(table)]) as running:
+        alone = await sample(running, num_draft_tokens=0, temperature=temperature)
+    verifier = LooksUp(table)
+    async with cluster([verifier], num_draft_tokens=None) as running:
+        for _ in range(3):  # at first a draft is looked for now and then
+            num_passes, num_rounds = verifier.num_passes, len(rounds)
+            answer = await sample(running, temperature=temperature, **named)
+    counts = answer.finish.speculation
+    assert list(answer.token_ids) == list(alone.token_ids)
+    assert counts.num_accepted_self_draft_tokens == counts.num_accepted_tokens > LENGTH / 3
+    assert not counts.num_lookup_tokens
+    assert verifier.num_passes - num_passes < LENGTH / 2
+    assert len(rounds) - num_rounds < (verifier.num_passes - num_passes) / 2
+
+
+async def test_past_answers_are_still_proposed_to_a_target_that_looks_up():
+    async with cluster([LooksUp(Table())], num_draft_tokens=None, lookup_history=10_000) as running:
+        first, again = [await sample(running) for _ in range(2)]
+    assert list(again.token_ids) == list(first.token_ids)
+    assert again.finish.speculation.num_accepted_lookup_tokens > LENGTH / 2
+    assert not again.finish.speculation.num_self_draft_tokens
+
+
+async def test_where_there_is_a_draft_too_a_named_number_of_tokens_is_the_drafts():
+    table = Table(period=PERIOD)
+    async with cluster([LooksUp(table)], [TableDrafter(table)]) as running:
+        counts = (await sample(running, num_draft_tokens=4)).finish.speculation
+    assert counts.num_draft_tokens > LENGTH / 2
+    assert not counts.num_self_draft_tokens
 
 
 @pytest.mark.parametrize("method", ["TOKEN", "BLOCK"])

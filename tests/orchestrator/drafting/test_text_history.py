@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.drafting import text_history
-from orchestrator.drafting.prompt_lookup import LENGTHS, LONGEST, HitRates, PromptLookup, agreement
 from orchestrator.drafting.text_history import TextHistory
 from specdec.core.limits import MAX_DRAFT_TOKENS
+from specdec.speculation.prompt_lookup import LENGTHS, LONGEST, HitRates, PromptLookup, agreement
 from tests.models.fake_peers import hit_rates
 
 OWNERS = (b"", b"a", b"\xffb")

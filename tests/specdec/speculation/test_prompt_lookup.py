@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.drafting import prompt_lookup
-from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation import prompt_lookup
 from specdec.speculation.acceptance import AcceptanceRate
+from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from tests.models.fake_peers import hit_rates
 
 LONGEST, SHORTEST = 16, 2
@@ -121,6 +121,16 @@ def test_a_lookup_proposal_is_what_followed_the_last_time_and_goes_on_as_that_di
     lookup.chances([1, 2, 3, 1, 2])
     assert lookup.propose(2) == TokenTree.chain([3, 1])
     assert lookup.propose(7) == TokenTree.chain([3, 1, 2, 3, 1, 2, 3])
+
+
+def test_it_says_whether_a_proposal_is_of_the_text_itself():
+    lookup = PromptLookup(hit_rates(0.95), prediction=[1, 2, 3, 4])
+    in_text = []
+    for text in ([7], [7, 8, 9, 1, 2], [7, 8, 9, 1, 2, 7, 8]):
+        assert lookup.chances(text)
+        in_text.append(lookup.in_text)
+    assert in_text == [False, False, True]
+    assert not PromptLookup(hit_rates(0.95)).in_text, "there is none"
 
 
 def test_what_is_remembered_fades():

@@ -95,6 +95,7 @@ class PromptLookup:
         self._of_others = HitRates(others.rates) if others else self._of_own
         # Position 0 stands for no proposal.
         self._predicted = array("I", [NO_ID, *prediction] if prediction else [])
+        self._num_predicted = len(prediction)
         self._copied: Sequence[int] = ()  # a part of another text, if that is what is proposed from
         self._past: Sequence[int] = ()  # what is proposed from
         self._prints = bytearray()
@@ -120,6 +121,11 @@ class PromptLookup:
         if not self._source:
             self._search(ids)
         return self._chain() if self._source else []
+
+    @property
+    def in_text(self) -> bool:
+        """Whether the last ``chances`` are of the text itself, neither of another one nor of the prediction."""
+        return self._source > self._num_predicted and not self._copied
 
     def propose(self, num_tokens: int) -> TokenTree:
         """A chain of ``num_tokens`` of the tokens that the last ``chances`` were about."""
