@@ -95,7 +95,7 @@ def _table(speeds: Mapping[Drafting, Speed], best: Drafting) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for column in ("K", "tokens/s", "x alone", "ms/token", "use %", "ahead: tokens/s", "x alone", "ms/token", "use %"):
         table.add_column(column, justify="right")
-    for number in range(max(drafting.num_draft_tokens for drafting in speeds) + 1):
+    for number in sorted({drafting.num_draft_tokens for drafting in speeds}):
         cells = [str(number)]
         for ahead in (False, True):
             drafting = Drafting(number, ahead)

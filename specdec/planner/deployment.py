@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.planner.pass_time import PassTime
 from specdec.speculation.acceptance import PRIOR
 from specdec.speculation.cost import Round, ahead_round, chain_chances, expected_tokens
+
+NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+"""Of draft tokens that are compared."""
 
 CHUNK_ROWS = 512
 """Prompt tokens of a pass."""
@@ -145,8 +147,7 @@ class Deployment:
 
     def speeds(self) -> dict[Drafting, Speed]:
         """All settings that are compared: those that draft less first, and those that wait for the draft."""
-        numbers = range(1, MAX_DRAFT_TOKENS + 1)
-        settings = [Drafting(), *(Drafting(number, ahead) for ahead in (False, True) for number in numbers)]
+        settings = [Drafting(), *(Drafting(number, ahead) for ahead in (False, True) for number in NUMBERS)]
         return {drafting: self.speed(drafting) for drafting in settings}
 
     def best(self) -> Drafting:

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from specdec.cli.main import app
 
+NUMBERS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+
 RUNNER = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
 
 
@@ -19,12 +21,12 @@ def test_it_prints_every_number_of_draft_tokens_in_80_columns_and_writes_all_of_
     assert ran.exit_code == 0, ran.output
     written = json.loads(file.read_text())
     rows = {(row["num_draft_tokens"], row["ahead"]): row for row in written["rows"]}
-    assert rows.keys() == {(0, False)} | {(number, ahead) for number in range(1, 9) for ahead in (False, True)}
+    assert rows.keys() == {(0, False)} | {(number, ahead) for number in NUMBERS for ahead in (False, True)}
     assert rows[0, False]["ms_per_token"] > 20.0
     lines = ran.output.splitlines()
     assert max(map(len, lines)) <= 80
     for (number, _), row in rows.items():
-        [line] = [line for line in lines if line.startswith(f"{number} ")]
+        [line] = [line for line in lines if line.startswith(f"{number:>2} ")]
         assert f" {row['tokens_per_s']:.0f} " in line
     assert f"K = {written['best']['num_draft_tokens']}" in ran.output
     assert f"drafts: {written['drafts']}" in ran.output
