@@ -6,10 +6,11 @@ network, was trained on Python source and continues a file.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ class Stack:
 
     def __init__(self, items=()):
         self.items ='''
+
+TEMPERATURES = (0.7, 0.0)
+ALONE = "target alone"
 
 QUESTIONS = ("Why is the sky blue?", "Write a short poem about the sea.", "How do I make a good cup of tea?")
 
@@ -71,6 +75,7 @@ class _Run:
     """The samples of all prompts in one mode, and the tokens per second after the first token of each."""
 
     name: str
+    temperature: float
     samples: list[Sample]
     rates: list[float]
 
@@ -93,17 +98,18 @@ def scene(console: Console, questions: Sequence[str] | None, num_draft_tokens: i
     return Scene.real(fetched, questions or QUESTIONS, num_draft_tokens)
 
 
-async def run(console: Console, scene: Scene, *, max_tokens: int, temperature: float, seed: int) -> bool:
-    """Run the demo. Returns whether all outputs are token-identical. Raises StartError or SpecdecError."""
-    request: dict[str, Any] = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens}
+async def run(console: Console, scene: Scene, *, max_tokens: int, temperatures: Sequence[float], seed: int) -> bool:
+    """Run the demo. Returns whether all outputs of a temperature are token-identical. Raises StartError or
+    SpecdecError."""
+    requests = [{"temperature": each, "seed": seed, "max_tokens": max_tokens} for each in temperatures]
     by_draft = "with the draft service"
     if scene.head is None:
-        runs = await _serve(console, scene, request, modes=[by_draft, "target alone"], draft=scene.draft)
+        runs = await _serve(console, scene, requests, modes=[by_draft, ALONE], draft=scene.draft)
     else:
-        runs = await _serve(console, scene, request, modes=["with its head", "target alone"], head=scene.head)
-        runs += await _serve(console, scene, request, modes=[by_draft], draft=scene.draft)
-    alone = next(run for run in runs if run.name == "target alone")
-    identical = all(_ids(run) == _ids(alone) for run in runs)
+        runs = await _serve(console, scene, requests, modes=["with its head", ALONE], head=scene.head)
+        runs += await _serve(console, scene, requests, modes=[by_draft], draft=scene.draft)
+    alone = {run.temperature: run for run in runs if run.name == ALONE}
+    identical = all(_ids(run) == _ids(alone[run.temperature]) for run in runs)
     _report(console, runs, alone)
     if identical:
         console.print("All outputs are token-identical.", style="bold")
@@ -119,13 +125,13 @@ def _ids(run: _Run) -> list[list[int]]:
 async def _serve(
     console: Console,
     scene: Scene,
-    request: dict[str, Any],
+    requests: Sequence[dict[str, Any]],
     *,
     modes: Sequence[str],
     draft: Path | None = None,
     head: Path | None = None,
 ) -> list[_Run]:
-    """Serve the models, and ask for all prompts in each mode."""
+    """Serve the models, and ask for all prompts in each mode, with each request's temperature."""
     threads = 1 if scene.head is None else max(1, (os.cpu_count() or 1) // 2)  # the same in all modes
     async with AsyncExitStack() as stack:
         with console.status("Starting the services, each as a process ..."):
@@ -143,31 +149,26 @@ async def _serve(
         client = await stack.enter_async_context(Client(services[-1].address))
         # A warm-up of all modes.
         for warm_up in (scene.num_draft_tokens or 4, 0):
-            await client.generate(**scene.prompts[0], **{**request, "max_tokens": 8}, num_draft_tokens=warm_up)
-        console.print(f"  {_described(request, scene.num_draft_tokens)}", highlight=False)
+            await client.generate(**scene.prompts[0], **{**requests[0], "max_tokens": 8}, num_draft_tokens=warm_up)
         runs = []
-        for mode in modes:
-            console.rule(mode)
-            fixed = 0 if mode == "target alone" else scene.num_draft_tokens
+        for request, mode in itertools.product(requests, modes):
+            console.rule(f"{mode}, {_sampling(request['temperature'])}")
+            fixed = 0 if mode == ALONE else scene.num_draft_tokens
             fields = request if fixed is None else {**request, "num_draft_tokens": fixed}
             samples, rates = [], []
             for index, prompt in enumerate(scene.prompts):
-                shows = not index and (scene.head is None or head is not None)
+                shows = not index and request is requests[0] and (scene.head is None or head is not None)
                 with console.status("" if shows else f"Asking for {len(scene.prompts)} answers ..."):
                     shown = scene.shown if shows else None
                     sample, rate = await _stream(console, client, prompt | fields, shown=shown)
                 samples.append(sample)
                 rates.append(rate)
-            runs.append(_Run(mode, samples, rates))
+            runs.append(_Run(mode, request["temperature"], samples, rates))
     return runs
 
 
-def _described(request: dict[str, Any], num_draft_tokens: int | None) -> str:
-    sampling = "temperature {temperature}, seed {seed}".format(**request) if request["temperature"] else "greedy"
-    drafts = "as many draft tokens as pay"
-    if num_draft_tokens is not None:
-        drafts = f"{num_draft_tokens} draft tokens per round"
-    return f"{request['max_tokens']} tokens, {sampling}, {drafts}"
+def _sampling(temperature: float) -> str:
+    return f"T = {temperature:g}" if temperature else "greedy"
 
 
 async def _stream(
@@ -193,25 +194,36 @@ async def _stream(
     return sample, (len(sample.token_ids) - num_first) / max(last - first, 1e-9)
 
 
-def _report(console: Console, runs: Sequence[_Run], alone: _Run) -> None:
+def _report(console: Console, runs: Sequence[_Run], alone_at: Mapping[float, _Run]) -> None:
+    """``alone_at``: by temperature, the target alone."""
     console.rule()
     console.print(MarkedText(console).legend)
     table = Table(show_header=True, header_style="bold", box=None)
-    for column in ("", "tokens/s", "speed", "passes", "tokens per pass", "accepted"):
+    for column in ("", "", "tokens/s", "speed", "passes", "tokens per pass", "accepted"):
         table.add_column(column, justify="left" if not column else "right")
-    for run in runs:
+    temperatures = list(alone_at)
+    for run in sorted(runs, key=lambda run: temperatures.index(run.temperature)):
+        alone = alone_at[run.temperature]
         passes, drafted = run.sum("num_rounds"), run.sum("num_draft_tokens")
         num_tokens = sum(len(sample.token_ids) for sample in run.samples)
         # A text with only one chunk has no measurable speed.
         speed = f"{run.rate / alone.rate:.2f} x" if run.rate and alone.rate else "too short"
         accepted = f"{run.sum('num_accepted_tokens') / drafted:.2f}" if drafted else ""
-        cells = (run.name, f"{run.rate:.1f}", speed, str(passes), f"{num_tokens / max(1, passes):.2f}", accepted)
+        cells = (
+            run.name,
+            _sampling(run.temperature),
+            f"{run.rate:.1f}",
+            speed,
+            str(passes),
+            f"{num_tokens / max(1, passes):.2f}",
+            accepted,
+        )
         table.add_row(*cells)
     console.print(table)
-    best = max(runs, key=lambda run: run.rate)
-    if best is alone and alone.rate:
+    best = max(runs, key=lambda run: run.rate / max(1e-9, alone_at[run.temperature].rate))
+    if best.name == ALONE and best.rate:
         console.print(
-            f"A pass of this target ({1e3 / alone.rate:.0f} ms) takes less time than its drafts. By default the "
+            f"A pass of this target ({1e3 / best.rate:.0f} ms) takes less time than its drafts. By default the "
             "orchestrator drafts only where it pays.",
             highlight=False,
         )

@@ -160,7 +160,9 @@ def up(
 def demo(
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate")] = 160,
     num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="per round; default: as many as pay")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.7,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 is greedy; default: 0.7, then greedy", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="seed for sampling")] = 7,
     question: Annotated[list[str] | None, typer.Option(help="ask this instead; may be repeated")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="the pair in the repository, of Python source")] = False,
@@ -168,7 +170,8 @@ def demo(
     """Ask a small chat model, fetched once, with and without speculation. Exit status 1 if the outputs differ."""
     console = Console()
     scene = demo_.Scene.bundled(num_draft_tokens) if offline else demo_.scene(console, question, num_draft_tokens)
-    work = demo_.run(console, scene, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    temperatures = demo_.TEMPERATURES if temperature is None else (temperature,)
+    work = demo_.run(console, scene, max_tokens=max_tokens, temperatures=temperatures, seed=seed)
     identical = _run(until_signalled(work))
     raise typer.Exit(130 if identical is None else int(not identical))
 

@@ -300,8 +300,10 @@ async def test_the_demo_compares_both_ways_and_measures_no_text_that_is_too_shor
     console = Console(record=True, width=300)
     bundled = demo.Scene.bundled()
     for scene in (bundled, dataclasses.replace(bundled, head=bundled.draft, num_draft_tokens=None)):
-        assert await demo.run(console, scene, max_tokens=max_tokens, temperature=0.7, seed=7)
+        assert await demo.run(console, scene, max_tokens=max_tokens, temperatures=(0.7, 0.0), seed=7)
         shown = console.export_text()
+        assert "target alone, T = 0.7" in shown
+        assert "target alone, greedy" in shown
         assert "All outputs are token-identical." in shown
         assert ("too short" in shown) is (max_tokens == 1)
         assert ("with its head" in shown) is (scene.head is not None)
