@@ -22,7 +22,8 @@ def settings(model: str, **fields: Any) -> ModelServiceSettings:
         "dtype": "float32",
         "engine": "vllm",
         "kv_slots": 16384,
-        "memory_fraction": 0.1,
+        # Of vLLM on a CPU it holds for the whole process, in which all engines of these tests remain.
+        "memory_fraction": 0.25,
         "vllm": VllmSettings(**named),
         **fields,
     }
