@@ -102,7 +102,7 @@ async def run(console: Console, scene: Scene, *, max_tokens: int, temperatures: 
     """Run the demo. Returns whether all outputs of a temperature are token-identical. Raises StartError or
     SpecdecError."""
     requests = [{"temperature": each, "seed": seed, "max_tokens": max_tokens} for each in temperatures]
-    by_draft = "with the draft service"
+    by_draft = "with the draft"
     if scene.head is None:
         runs = await _serve(console, scene, requests, modes=[by_draft, ALONE], draft=scene.draft)
     else:
