@@ -122,7 +122,7 @@ class Sample:
                 num_siblings=num_siblings,
                 max_chain=model.max_chain,
                 self_draft=self_draft if self_drafts else None,
-                self_draft_nodes=model.self_draft_nodes,
+                self_draft_nodes=model.fixed_self_draft_nodes,
             )
         self._draft = DraftClient(services.drafts, traceparent)
         self._speculation = Speculation(

@@ -63,7 +63,7 @@ class LmVerifier:
                 self.info,
                 capabilities=(*capabilities, SELF_DRAFT),
                 self_draft=self_drafter.kind,
-                self_draft_nodes=self_drafter.num_nodes,
+                fixed_self_draft_nodes=self_drafter.num_nodes,
             )
 
     @property

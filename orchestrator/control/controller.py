@@ -102,8 +102,9 @@ class Adaptive:
         self_draft: SelfDraftLength | None = None,
         self_draft_nodes: int = 0,
     ) -> None:
-        """``max_chain``, ``self_draft_nodes``: see specdec.core.rounds.ModelInfo. ``self_draft``: of a target that
-        drafts by itself; where that pays, no draft is asked, but beside lookups of the target."""
+        """``max_chain``: see specdec.core.rounds.ModelInfo. ``self_draft_nodes``: its fixed number of them.
+        ``self_draft``: of a target that drafts by itself; where that pays, no draft is asked, but beside lookups of
+        the target."""
         self._self_draft, self._self_draft_nodes = self_draft, self_draft_nodes
         self._self_draft_acceptance = AcceptanceModel(self_draft.acceptance if self_draft is not None else None)
         self._target_looks_up = self_draft is not None and self_draft.looks_up

@@ -217,7 +217,7 @@ class ModelInfo:
     tokens: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of each id; sent on request only
     max_chain: int = 0  # draft tokens of a round at most, of a target that verifies chains alone; 0: it takes trees
     self_draft: str = ""  # what a target drafts with by itself, such as eagle3; empty: nothing
-    self_draft_nodes: int = 0  # nodes of each self-draft; 0: as many as asked for
+    fixed_self_draft_nodes: int = 0  # nodes of each self-draft; 0: as many as asked for
     adapters: tuple[str, ...] = ()  # of a target: the names of those that a sequence may ask for
 
 

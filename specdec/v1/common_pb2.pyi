@@ -137,7 +137,7 @@ class Load(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_slots_used: _Optional[int] = ..., kv_slots_total: _Optional[int] = ..., passes: _Optional[int] = ..., open_streams: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "model_digest", "vocab_size", "tokenizer_fingerprint", "context_length", "dtype", "capabilities", "eos_token_ids", "instance", "backend", "tokens", "max_chain", "self_draft", "self_draft_nodes", "adapters")
+    __slots__ = ("name", "model_digest", "vocab_size", "tokenizer_fingerprint", "context_length", "dtype", "capabilities", "eos_token_ids", "instance", "backend", "tokens", "max_chain", "self_draft", "fixed_self_draft_nodes", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -151,7 +151,7 @@ class ModelInfo(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CHAIN_FIELD_NUMBER: _ClassVar[int]
     SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
-    SELF_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_SELF_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model_digest: str
@@ -166,9 +166,9 @@ class ModelInfo(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[bytes]
     max_chain: int
     self_draft: str
-    self_draft_nodes: int
+    fixed_self_draft_nodes: int
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ..., backend: _Optional[str] = ..., tokens: _Optional[_Iterable[bytes]] = ..., max_chain: _Optional[int] = ..., self_draft: _Optional[str] = ..., self_draft_nodes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ..., backend: _Optional[str] = ..., tokens: _Optional[_Iterable[bytes]] = ..., max_chain: _Optional[int] = ..., self_draft: _Optional[str] = ..., fixed_self_draft_nodes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Keepalive(_message.Message):
     __slots__ = ("keepalive_ms", "min_ping_interval_ms")

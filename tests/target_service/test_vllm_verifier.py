@@ -108,7 +108,9 @@ def test_what_the_target_drafts_itself_is_verified_in_its_next_pass(kind: str) -
     specs = [spec_of(sampling, method, 3 + index) for index, (sampling, method) in enumerate(SAMPLINGS)]
     alone = [text[:20] for text in texts(on_vllm()[0], specs, 60)]
     rng, verifier = random.Random(2), drafting_by(kind)
-    assert (verifier.info.self_draft, verifier.info.self_draft_nodes) == (kind.split(",")[0], 0), "as many as asked for"
+    assert (verifier.info.self_draft, verifier.info.fixed_self_draft_nodes) == (kind.split(",")[0], 0), (
+        "as many as asked for"
+    )
     states, ids = [verifier.open(spec) for spec in specs], [list(spec.token_ids) for spec in specs]
     drafted = accepted = 0
     for _ in range(40):
