@@ -114,7 +114,7 @@ class Sample:
             self._controller = Fixed(min(num_tokens, model.max_chain or num_tokens), experience.costs, self_drafts)
         else:
             self_draft = experience.self_lookup if looks_up else experience.self_draft
-            max_self_draft_nodes = model.self_draft_nodes or self_draft.most
+            max_self_draft_nodes = model.fixed_self_draft_nodes or self_draft.most
             self._controller = Adaptive(
                 experience.policies[grows_ahead],
                 acceptance,
