@@ -21,6 +21,7 @@ from bench.harness.runner import Answer, Ask, Request, Run, Window
 from specdec.cli.processes import StartError
 
 CONTEXT_TOKENS = 2048
+CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _engine(settings: InVllm) -> Any:
         enforce_eager=True,
         max_model_len=CONTEXT_TOKENS,
         max_num_seqs=16,
-        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=CACHE_BYTES,
         skip_tokenizer_init=True,
         distributed_executor_backend="uni",
         speculative_config=None if settings.how == "alone" else speculative,
@@ -108,7 +109,7 @@ def run_in_window(engine: Any, request: Request, end_token_ids: Sequence[int]) -
                 detokenize=False,
             )
             ids = list(request.prompts[index]["token_ids"]["token_ids"])
-            engine.add_request(str(index), {"prompt_token_ids": ids}, params)
+            engine.add_request(str(index), {"prompt_token_ids": ids, "cache_salt": request.salt}, params)
             answers.append(Answer([], is_cut=True))
         for output in engine.step():
             ids = [token for token in output.outputs[0].token_ids if token not in end_token_ids]

@@ -92,6 +92,8 @@ def _load_engine(
         "skip_tokenizer_init": True,  # only ids reach it
         "enable_prefix_caching": True,
     }
+    if device.type == "cpu":
+        arguments.setdefault("kv_cache_memory_bytes", cache_bytes(settings))
     if settings.vllm.node_rank:
         log.info("lending workers", extra={"to": settings.vllm.master_addr, "node_rank": settings.vllm.node_rank})
         lend_workers(arguments, settings.vllm.num_speculative_tokens, settings.kv_slots, proposer=proposer)
@@ -120,6 +122,21 @@ def _load_engine(
         engine = new_engine()
     names = tuple(settings.vllm.adapters)
     return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length, adapters=names)
+
+
+def cache_bytes(settings: ModelServiceSettings) -> int:
+    """The KV cache of each worker on CPUs: a share of the memory that is free. vLLM's own share is of all memory, and
+    contains whatever the process holds already."""
+    from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
+
+    nodes = get_visible_memory_node()
+    free = min(get_memory_node_info(node).available_memory for node in nodes)
+    return int(settings.memory_fraction * free / max(1, _num_workers(settings.vllm) / len(nodes)))
+
+
+def _num_workers(settings: VllmSettings) -> int:
+    """Of this host."""
+    return max(1, settings.tensor_parallel_size // settings.nnodes)
 
 
 def _of_settings(settings: VllmSettings, device: torch.device) -> tuple[dict[str, Any], str]:
@@ -184,8 +201,7 @@ def _set_environment(settings: ModelServiceSettings, proposer: Proposer | None, 
     if in_process:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
-        num_workers = max(1, settings.vllm.tensor_parallel_size // settings.vllm.nnodes)
-        environment["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))
+        environment["OMP_NUM_THREADS"] = str(max(1, settings.threads // _num_workers(settings.vllm)))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     for name, value in environment.items():
         os.environ.setdefault(name, value)

@@ -22,8 +22,7 @@ def settings(model: str, **fields: Any) -> ModelServiceSettings:
         "dtype": "float32",
         "engine": "vllm",
         "kv_slots": 16384,
-        # Of vLLM on a CPU it holds for the whole process, in which all engines of these tests remain.
-        "memory_fraction": 0.25,
+        "memory_fraction": 0.1,  # for all engines of these tests together
         "vllm": VllmSettings(**named),
         **fields,
     }

@@ -178,3 +178,19 @@ def lives(pid: int) -> bool:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(("world_size", "share"), [(1, 0.25), (2, 0.125)])
+def test_the_cache_is_a_share_of_the_free_memory(
+    world_size: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of all memory less what the process holds, which may be more than that share."""
+    from vllm.utils import cpu_resource_utils
+
+    from specdec.vllm.loading import cache_bytes
+
+    node = cpu_resource_utils.MemoryNodeInfo(total_memory=10 * 2**30, available_memory=2 * 2**30)
+    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0])
+    monkeypatch.setattr(cpu_resource_utils, "get_memory_node_info", lambda number: node)
+    made = settings("any", memory_fraction=0.25, vllm={"tensor_parallel_size": world_size})
+    assert cache_bytes(made) == share * 2 * 2**30
