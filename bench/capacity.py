@@ -104,7 +104,7 @@ def capacity(token_ms: Mapping[int, float], limit_ms: float) -> float:
 
 def main(
     common: Common,
-    clients: Annotated[str, typer.Option(help="numbers of them, separated by commas")] = "1,4,8,16,32,64",
+    clients: Annotated[str, typer.Option(help="numbers of them, separated by commas")] = "1,8,16,32",
     token_ms: Annotated[float, typer.Option(min=0.1, help="milliseconds that a token of a client may take")] = 100.0,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="where it is fixed")] = 4,
     target_pass: Annotated[str, typer.Option(help="ms: MS, MS+MS per row, or ROWS:MS,...")] = "60+1.5",
@@ -127,7 +127,7 @@ def main(
             processes = await stack.enter_async_context(Processes())
             if of_tables:
                 say(conditions(label_of(PairName.table), max_tokens))
-                asked = [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(4096)]
+                asked = [Question("", prompt={"token_ids": {"token_ids": [1, 2, seed]}}) for seed in range(1024)]
                 endpoints = await curves.served(processes, directory)
             else:
                 models = common.models(PairName.demo, directory)
