@@ -7,9 +7,10 @@ real models. Greedy and coupled sampling only: the text depends on prefix and se
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence
@@ -105,8 +106,30 @@ class Poison:
             raise RuntimeError("an injected failure of the pass")
 
 
+class Device:
+    """What computes passes: it sleeps for ``seconds`` of their rows, as if it were a GPU.
+
+    ``shared``: a file. Services with the same one have one device, and never work at the same time; empty: their own.
+    """
+
+    def __init__(self, seconds: Callable[[float], float], shared: str = "") -> None:
+        self._seconds = seconds
+        self._lock = os.open(shared, os.O_WRONLY | os.O_CREAT) if shared else None
+
+    def compute(self, rows: int) -> None:
+        seconds = self._seconds(rows)
+        if not seconds:
+            return
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        time.sleep(seconds)
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
 class TableVerifier:
-    """See target_service.verifier.Verifier. A pass sleeps for ``pass_s`` plus ``row_s`` per row, as if a GPU computed.
+    """See target_service.verifier.Verifier. A pass takes ``pass_s`` plus ``row_s`` per row, or as long as ``device``
+    takes.
 
     A prefill of more than ``chunk_rows`` takes several passes."""
 
@@ -121,6 +144,7 @@ class TableVerifier:
         chunk_rows: int = 512,
         poison: Poison | None = None,
         self_drafts: bool = False,
+        device: Device | None = None,
     ) -> None:
         """``self_drafts``: it drafts by itself, chains of the table's first guesses."""
         self._poison = poison
@@ -131,8 +155,7 @@ class TableVerifier:
         self._table = table
         self._num_slots = num_slots
         self._num_used = 0
-        self._pass_s = pass_s
-        self._row_s = row_s
+        self._device = device or Device(lambda rows: pass_s + row_s * rows)
         self._chunk_rows = chunk_rows
 
     def open(self, spec: SequenceSpec) -> TableMemory:
@@ -152,8 +175,7 @@ class TableVerifier:
                 self._poison.strike(job.ids)
         jobs = [self._drafted(job) if job.self_draft_nodes and not job.tree else job for job in jobs]
         num_rows = sum(min(len(job.ids) - job.state.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
-        if cost_s := self._pass_s + self._row_s * num_rows:
-            time.sleep(cost_s)
+        self._device.compute(num_rows)
         decisions = [self._decide(job) for job in self._with_room(jobs)]
         pass_us = int((time.perf_counter() - started) * 1e6)
         return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
@@ -219,12 +241,13 @@ class TableVerifier:
 
 
 class TableDrafter:
-    """See draft_service.drafter.Drafter. One node per sequence and step; each step sleeps for ``step_s``."""
+    """See draft_service.drafter.Drafter. One node per sequence and step; each step takes ``step_s``, or as long as
+    ``device`` takes."""
 
-    def __init__(self, table: Table, step_s: float = 0.0) -> None:
+    def __init__(self, table: Table, step_s: float = 0.0, device: Device | None = None) -> None:
         self.info = dataclasses.replace(table.info("table-draft"), capabilities=(AHEAD, SIBLINGS))
         self._table = table
-        self._step_s = step_s
+        self._device = device or Device(lambda rows: step_s)
 
     def open(self, spec: SequenceSpec) -> None:
         return None
@@ -240,8 +263,7 @@ class TableDrafter:
         return [True] * len(sequences)
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[list[Candidate]]:
-        if self._step_s:
-            time.sleep(self._step_s)
+        self._device.compute(len(sequences))
         return [sequence.tree.lacking(self._candidates(sequence)) for sequence in sequences]
 
     def _candidates(self, sequence: DraftSequence) -> list[Candidate]:

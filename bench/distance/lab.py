@@ -5,13 +5,11 @@ Knows processes, cores and distances; does not know the comparisons.
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench.harness.deployment import Processes
+from bench.harness.deployment import Processes, pin, pinned_here
 from bench.harness.endpoints import OverGrpc
 from specdec.speculation.acceptance import PRIOR
 from testing.fault_proxy import FaultProxy
@@ -97,26 +95,8 @@ async def lab(served: Served, num_ahead_tokens: int) -> AsyncIterator[Lab]:
             endpoints[name] = OverGrpc(client, salted=served.computes)
             others.append(front)
         if served.computes:
-            _pin(target.process.pid, {0})
+            pin(target.process.pid, {0})
             for service in others:
-                _pin(service.process.pid, {1})
-            stack.enter_context(_pinned_here({1}))
+                pin(service.process.pid, {1})
+            stack.enter_context(pinned_here({1}))
         yield Lab(endpoints, proxy)
-
-
-@contextmanager
-def _pinned_here(cores: Iterable[int]) -> Iterator[None]:
-    """Pin this process, which runs the proxy and the clients, to ``cores``."""
-    before = os.sched_getaffinity(0)
-    _pin(os.getpid(), cores)
-    try:
-        yield
-    finally:
-        _pin(os.getpid(), before)
-
-
-def _pin(process: int, cores: Iterable[int]) -> None:
-    """Pin all threads of a process to ``cores``, if the machine has at least two."""
-    if (os.cpu_count() or 1) > 1:
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)

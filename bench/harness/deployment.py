@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import urllib.request
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from specdec.cli.processes import Service, free_ports, healthy, paired, service
@@ -77,3 +77,21 @@ class Processes:
         addresses = [f"--target={(await self.shared_model(target)).address}"]
         addresses += [f"--draft={(await self.shared_model(draft)).address}"] if draft else []
         return await self.orchestrator(*addresses, *flags)
+
+
+@contextmanager
+def pinned_here(cores: Iterable[int]) -> Iterator[None]:
+    """Pin this process, which runs the clients, to ``cores``."""
+    before = os.sched_getaffinity(0)
+    pin(os.getpid(), cores)
+    try:
+        yield
+    finally:
+        pin(os.getpid(), before)
+
+
+def pin(process: int, cores: Iterable[int]) -> None:
+    """Pin all threads of a process to ``cores``, if the machine has at least two."""
+    if (os.cpu_count() or 1) > 1:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)

@@ -86,6 +86,7 @@ BENCHES = {
     "control": "Draft lengths in simulated deployments.",
     "load": "What drafting gives at growing load: of a pair of yours, or of table models.",
     "never_slower": "Each method next to the target alone, by load and length of answers: the lowest ratio.",
+    "capacity": "Clients within a time per token: a draft on the target's device, or on another.",
     "drafts": "What smaller and larger drafts of a target are worth.",
     "heads": "Tokens per pass of a target that drafts by itself.",
     "tasks": "Methods of drafting on tasks of a chat model.",
