@@ -26,6 +26,7 @@ class Work:
     advance: int
     budget: Budget
     context_length: int
+    since: float  # arrival of the advance
     ahead: bool = False
     answered: bool = False
     learnt: bool = False

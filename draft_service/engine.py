@@ -5,6 +5,7 @@ It handles the protocol (advances, budgets, superseding, draining); a Drafter pr
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +15,22 @@ from draft_service.advance import Work
 from draft_service.budgets import MAX_AHEAD_NODES, check_in_flight, granted
 from draft_service.drafter import Drafter, DraftSequence
 from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
-from specdec.core.limits import MAX_TREE_ROWS, take_turns
+from specdec.core.limits import MAX_TREE_ROWS
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load
-from specdec.core.sequence import SequenceSpec
+from specdec.core.sequence import Priority, SequenceSpec
 from specdec.core.tree import EMPTY_TREE
 from specdec.server.model_pass import run_pass
 from specdec.server.step_loop import Key, Results, noop
+from specdec.server.turns import Turns, Wait
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import PASS_ROWS
 
 _REPORTS_PER_PASS = 8
 """Growths ahead reported per pass, about: of n sequences each reports every n / 8 passes. With 32 sequences, reports
 after every pass cost the orchestrator two thirds more time than after every fourth, at the same hit rate."""
+
+_AGED_S = 0.1
+"""After so long without requested nodes a batch request is as urgent as others: its target waits for them."""
 
 _Outcome = TypeVar("_Outcome")
 
@@ -41,8 +46,11 @@ class DraftOpen:
 class DraftEngine:
     """See specdec.server.step_loop.Engine."""
 
-    def __init__(self, drafter: Drafter, max_sequences: int = 1024) -> None:
+    def __init__(
+        self, drafter: Drafter, max_sequences: int = 1024, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._drafter = drafter
+        self._clock = clock
         self._context_length = drafter.info.context_length
         self._max_sequences = max_sequences
         self._chances = AcceptanceModel()
@@ -50,6 +58,7 @@ class DraftEngine:
         self._fresh: dict[Key, Work] = {}  # submitted since the last step
         self._batch: list[Key] = []
         self._paused: set[int] = set()  # streams under backpressure
+        self._turns = Turns()
         self._passes = 0
         self._draining = False
 
@@ -102,7 +111,14 @@ class DraftEngine:
     ) -> Work:
         sequence.num_siblings = budget.max_siblings
         sequence.num_candidates = max(1 + budget.max_siblings, len(PRIOR) if budget.max_ahead else 1)
-        work = Work(sequence, chances, advance=advance, budget=budget, context_length=self._context_length)
+        work = Work(
+            sequence,
+            chances,
+            advance=advance,
+            budget=budget,
+            context_length=self._context_length,
+            since=self._clock(),
+        )
         self._works[key] = self._fresh[key] = work
         return work
 
@@ -152,10 +168,7 @@ class DraftEngine:
         self._fresh.clear()
         if results:
             return results  # delivered before a pass that may fail; the remaining work waits for the next step
-        unanswered = {key: work for key, work in self._works.items() if self._grows(key, work)}
-        growing = self._in_turn({key: 1 for key, work in unanswered.items() if not work.ahead})
-        learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
-        ahead = {} if growing or learning else self._ahead_in_turn(unanswered)
+        growing, learning, ahead = self._choose(self._urgent()) or self._choose(self._works) or ({}, {}, {})
         self._batch = [*growing, *learning, *ahead]
         if growing:
             results.extend(self._grow(growing))
@@ -170,13 +183,36 @@ class DraftEngine:
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results
 
+    def _urgent(self) -> Mapping[Key, Work]:
+        """All but batch requests, which have the passes that no other needs, and those of them that have waited."""
+        works = self._works.values()
+        if not any(work.sequence.spec.priority is Priority.BATCH for work in works):
+            return self._works
+        now = self._clock()
+        return {
+            key: work
+            for key, work in self._works.items()
+            if work.sequence.spec.priority is not Priority.BATCH
+            or (now - work.since > _AGED_S and not (work.answered or work.ahead))
+        }
+
+    def _choose(self, works: Mapping[Key, Work]) -> tuple[dict[Key, Work], dict[Key, Work], dict[Key, Work]] | None:
+        """The part of these works that a pass grows as requested, feeds, and grows ahead; of one kind. None: no work
+        is left to do."""
+        unanswered = {key: work for key, work in works.items() if self._grows(key, work)}
+        growing = self._in_turn({key: 1 for key, work in unanswered.items() if not work.ahead})
+        learning = {} if growing else {key: work for key, work in works.items() if not work.learnt}
+        ahead = {} if growing or learning else self._ahead_in_turn(unanswered)
+        return (growing, learning, ahead) if growing or learning or ahead else None
+
     def _grows(self, key: Key, work: Work) -> bool:
         paused = work.ahead and key.stream in self._paused and not self._draining
         return not (work.answered or paused)
 
     def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, Work]:
         """The part of these sequences that is in the next pass, which has at most MAX_TREE_ROWS rows."""
-        return {key: self._works[key] for key in take_turns(self._works, num_rows, MAX_TREE_ROWS)}
+        waits = {key: Wait(rows, self._works[key].sequence.spec.priority) for key, rows in num_rows.items()}
+        return {key: self._works[key] for key in self._turns.take(self._works, waits, MAX_TREE_ROWS)}
 
     def _ahead_in_turn(self, unanswered: Mapping[Key, Work]) -> dict[Key, Work]:
         # All sequences share the fixed time of a pass; the time of a row is charged to the sequence that adds it.

@@ -10,9 +10,9 @@ import uvloop
 from gateway.settings import GatewaySettings
 from specdec.core.settings import lacks, parse
 from specdec.server.process import freeze_garbage
+from specdec.server.process_group import serve_by_several, signalled
 from specdec.telemetry import setup as telemetry
 from specdec.telemetry.prometheus import Scrape
-from specdec.transport import rpc
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ async def serve(settings: GatewaySettings, scrape: Scrape) -> None:
     await server.start()
     freeze_garbage()
     log.info("serving", extra={"address": settings.address(server.port)})
-    await rpc.signalled()
+    await signalled(settings)
     log.info("draining")
     await server.stop()
     log.info("stopped")
@@ -34,9 +34,13 @@ async def serve(settings: GatewaySettings, scrape: Scrape) -> None:
 def main() -> None:
     settings = parse(GatewaySettings, sys.argv[1:], "gateway")
     try:
-        scrape = Scrape()
-        telemetry.set_up("specdec-gateway", settings, scrape)
-        uvloop.run(serve(settings, scrape))
+        if settings.processes > 1:
+            telemetry.set_up_logs("specdec-gateway", settings)
+            uvloop.run(serve_by_several("gateway", settings, lambda _: signalled(settings)))
+        else:
+            scrape = Scrape()
+            telemetry.set_up("specdec-gateway", settings, scrape)
+            uvloop.run(serve(settings, scrape))
     except (ValueError, ImportError) as error:
         print(f"specdec gateway: {lacks(error) if isinstance(error, ImportError) else error}", file=sys.stderr)
         raise SystemExit(2) from error

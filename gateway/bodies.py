@@ -54,6 +54,9 @@ class Generation(StrictBody):
     bad_words: Few[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
+    priority: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | Literal["interactive", "standard", "batch"] | None = (
+        Field(None, description="when it is computed; a number, as with vLLM: below 0 interactive, above 0 batch")
+    )
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
 
     num_draft_tokens: Count | None = Field(None, description="draft tokens per round; 0: none; null: adapted")
@@ -68,7 +71,6 @@ class Generation(StrictBody):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     parallel_tool_calls: bool | None = None
-    priority: Literal[0] | None = None
 
     NAMES: ClassVar[dict[str, str]] = {}
     """Fields that the caller knows by other names, and these."""

@@ -44,7 +44,7 @@ class GatewayServer:
         # The orchestrators authenticate callers by their keys, which are passed on.
         ca = tls.Tls(settings.tls_ca) if settings.tls_ca else None
         self._client = Client(*settings.orchestrator, tls=ca)
-        self._socket = _listening(settings.host, settings.port)
+        self._socket = _listening(settings.host, settings.port, settings.shared_port)
         self._gateway = Gateway(self._client, settings, scrape)
         config = uvicorn.Config(
             self._gateway.app(),
@@ -92,10 +92,11 @@ class GatewayServer:
         await self._process_metrics.stop()
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int, shared: bool) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # connections inherit it
     try:
         listener.bind(address)

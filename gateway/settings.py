@@ -8,10 +8,10 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from gateway.call_finder import Format
-from specdec.core.settings import ServiceSettings, checked_addresses, split_at_commas
+from specdec.core.settings import FrontSettings, checked_addresses, split_at_commas
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(FrontSettings):
     """Serve OpenAI's API over HTTP, by the orchestrators. With tls_cert it is HTTPS, and the orchestrators are called
     with TLS."""
 

@@ -24,7 +24,7 @@ from gateway.errors import HttpError
 from gateway.responses_body import ResponsesBody, ResponsesChat, chat_of
 from gateway.structure import Tool
 from specdec.core.errors import InvalidArgument
-from specdec.core.sequence import Method
+from specdec.core.sequence import Method, Priority
 from specdec.transport.wire import write_method
 
 _COMPLETION_TOKENS = 16
@@ -201,11 +201,20 @@ def _common(body: Choices) -> dict[str, Any]:
         fields["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if body.verification is not None:
         fields["verification"] = write_method(Method(body.verification))
+    if body.priority is not None:
+        fields["priority"] = _priority(body.priority)
     if body.return_origins:
         fields["return_rounds"] = True
     if body.prediction is not None:
         fields["prediction"] = body.prediction.content
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _priority(value: int | str) -> Priority:
+    """A number is vLLM's: the lower one comes first, and 0 is usual."""
+    if isinstance(value, str):
+        return Priority[value.upper()]
+    return Priority.INTERACTIVE if value < 0 else Priority.BATCH if value else Priority.STANDARD
 
 
 def _check_stream(body: Choices) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 
 import uvloop
 
@@ -15,8 +16,8 @@ from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.core.settings import parse
 from specdec.server.process import freeze_garbage
+from specdec.server.process_group import serve_by_several, signalled
 from specdec.telemetry import setup as telemetry
-from specdec.transport import rpc
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,10 @@ async def serve(settings: OrchestratorSettings) -> None:
 async def _until_signalled(settings: OrchestratorSettings, port: int) -> None:
     """Until a signal to end. Raises OSError if the gateway ends before."""
     if settings.http_port is None:
-        await rpc.signalled()
+        await signalled(settings)
         return
     async with gateway(settings, port) as process:
-        waits = [asyncio.create_task(rpc.signalled()), asyncio.create_task(process.wait())]
+        waits = [asyncio.create_task(signalled(settings)), asyncio.create_task(process.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if process.returncode is not None and not waits[0].done():
             raise OSError(f"the gateway at http_port {settings.http_port} ended with status {process.returncode}")
@@ -86,8 +87,12 @@ async def gateway(settings: OrchestratorSettings, port: int) -> AsyncIterator[as
 def main() -> None:
     settings = parse(OrchestratorSettings, sys.argv[1:], "orchestrator")
     try:
-        telemetry.set_up("specdec-orchestrator", settings)
-        uvloop.run(serve(settings))
+        if settings.processes > 1:
+            telemetry.set_up_logs("specdec-orchestrator", settings)
+            uvloop.run(serve_by_several("orchestrator", settings, partial(_until_signalled, settings)))
+        else:
+            telemetry.set_up("specdec-orchestrator", settings)
+            uvloop.run(serve(settings))
     except ValueError as error:
         print(f"specdec orchestrator: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 from functools import partial
 
+from orchestrator.drafting.text_history import TextHistory
 from orchestrator.outbox import Chunk, Event, Outbox
 from orchestrator.request import Request
 from orchestrator.sample import Answer, Experience, Sample, Services
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import ModelInfo
+from specdec.core.sequence import Priority
 
 _MANY_RECEIVED_IDS = 256
 
@@ -23,7 +25,9 @@ class Generator:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._experience = Experience(services.settings.lookup_history)
+        num_tokens = services.settings.lookup_history
+        history = TextHistory(num_tokens) if num_tokens else None
+        self._experiences = {is_batch: Experience(history) for is_batch in (False, True)}
 
     async def events(self, request: Request, target: ModelInfo, arrived: float) -> AsyncGenerator[Event, None]:
         """All events of all samples, by replicas of the model ``target``. ``arrived``: when the request arrived
@@ -50,7 +54,8 @@ class Generator:
         """Decode one sample into the outbox, with any error."""
         try:
             sequence = await self._sequence(answer.request, index)
-            sample = Sample(sequence, index, answer, services=self._services, experience=self._experience)
+            experience = self._experiences[answer.request.priority is Priority.BATCH]
+            sample = Sample(sequence, index, answer, services=self._services, experience=experience)
             await sample.run()
         except Exception as error:
             await answer.outbox.fail(error)

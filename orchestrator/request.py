@@ -6,18 +6,44 @@ from array import array
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TypeAlias
 
 from specdec.core.rounds import CACHE_SALT, GRAMMAR, LOGPROBS, RESTRICTIONS, TRANSFORMS
-from specdec.core.sequence import Method, SamplingParams
+from specdec.core.sequence import Method, Priority, SamplingParams
 from specdec.sampling.grammar import Compiled
 
 Ids: TypeAlias = "array[int]"
 """Token ids, of type "I": a tuple takes nine times the memory."""
 
 
+_BLOCK, _NAMING_BLOCKS = 16, 16
+"""Ids of a block, as in the KV caches, and blocks of the prefix that names replicas, at most."""
+
+
 def no_ids() -> Ids:
     return array("I")
+
+
+def prefixes_of(prompt_ids: Ids, salt: bytes) -> tuple[bytes, ...]:
+    """Equal for prompts that begin with the same blocks, and with the same ``salt``: the prefix that names replicas,
+    and longer ones, up to all blocks, each by a sixteenth. None of a prompt shorter than a block.
+
+    The first one has a power of two of blocks, so that a conversation has another one only where it doubles, and none
+    after 256 ids: until then little is lost. More blocks would part conversations that share a long system prompt. By a
+    longer one each of them is found again where its last turn was.
+    """
+    num_blocks = len(prompt_ids) // _BLOCK
+    if not num_blocks:
+        return ()
+    last = 1 << (min(num_blocks, _NAMING_BLOCKS).bit_length() - 1)
+    text = blake2b(prompt_ids[: _BLOCK * last].tobytes(), digest_size=16, key=blake2b(salt, digest_size=16).digest())
+    prefixes = [text.digest()]
+    while last >= _NAMING_BLOCKS and (end := last + last // _NAMING_BLOCKS) <= num_blocks:
+        text.update(prompt_ids[_BLOCK * last : _BLOCK * end].tobytes())
+        prefixes.append(text.digest())
+        last = end
+    return tuple(prefixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +96,7 @@ class Caller:
 @dataclass(frozen=True, slots=True)
 class Request:
     """A checked request, with every default filled in. ``resume``: output ids that the client has, by sample.
-    ``adapter``: one of the target's; empty: none."""
+    ``adapter``: one of the target's; empty: none. ``prefixes``: see ``prefixes_of``."""
 
     prompt_ids: Ids
     sampling: SamplingParams
@@ -81,6 +107,8 @@ class Request:
     resume: Mapping[int, Ids] = field(default_factory=dict)
     caller: Caller = Caller()
     adapter: str = ""
+    priority: Priority = Priority.STANDARD
+    prefixes: tuple[bytes, ...] = ()
 
     @property
     def num_given_ids(self) -> int:

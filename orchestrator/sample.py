@@ -34,7 +34,7 @@ from orchestrator.verifying.target_client import TargetClient
 from orchestrator.workers import Workers
 from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import LOOKUP, Logprobs, ModelInfo
-from specdec.core.sequence import SamplingParams
+from specdec.core.sequence import Priority, SamplingParams
 from specdec.core.tree import EMPTY_TREE
 from specdec.speculation.acceptance import AcceptanceModel
 from specdec.speculation.prompt_lookup import HitRates, PromptLookup
@@ -58,9 +58,10 @@ class Services:
 
 
 class Experience:
-    """What is learnt of all requests, the prior of the next one."""
+    """What is learnt of all requests, the prior of the next one. Batch requests, which wait for passes and drafts where
+    others do not, have their own; ``history`` is that of all."""
 
-    def __init__(self, num_history_tokens: int) -> None:
+    def __init__(self, history: TextHistory | None) -> None:
         self.costs = CostModel()
         # By whether drafts grow ahead of the sequence: under token and block verification its rounds always wait.
         self.policies = [DraftLength(self.costs, MAX_DRAFT_TOKENS, ahead) for ahead in (False, True)]
@@ -68,7 +69,7 @@ class Experience:
         self.self_lookup = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS, looks_up=True)
         self.acceptance = AcceptanceModel()
         self.hit_rates = HitRates()
-        self.history = TextHistory(num_history_tokens) if num_history_tokens else None
+        self.history = history
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class Sample:
 
     def _observe(self, record: RoundRecord, split: Split) -> None:
         self._metrics.round_ended(record, split, self._draft.tally)
-        if record.drafting.answer is not None:
+        if record.drafting.answer is not None and self._request.priority is not Priority.BATCH:
             self._draft.compare(self._experience.costs.of_one_s(*record.drafting.answer))
         if self._span.is_recording():
             self._span.add_event("round", _round_attributes(self._index, record, split))

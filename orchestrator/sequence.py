@@ -82,6 +82,7 @@ class Sequence:
             seed=self._seed,
             method=self.request.drafting.method,
             cache_salt=self.request.caller.cache_salt,
+            priority=self.request.priority,
         )
 
     @property

@@ -8,10 +8,10 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from specdec.core.sequence import Method
-from specdec.core.settings import ServiceSettings, checked_addresses, split_at_commas
+from specdec.core.settings import FrontSettings, checked_addresses, split_at_commas
 
 
-class OrchestratorSettings(ServiceSettings):
+class OrchestratorSettings(FrontSettings):
     """Serve generation over gRPC (specdec.v1.GenerationService)."""
 
     target: Annotated[list[str], NoDecode] = Field(description="host:port of every target, comma-separated")
@@ -66,6 +66,9 @@ class OrchestratorSettings(ServiceSettings):
         ge=0,
         description="age at which a client's connection is replaced, so that clients spread behind a load balancer; "
         "its requests continue; 0: never",
+    )
+    prefix_choice: bool = Field(
+        True, description="prompts that begin alike share targets and drafts, as far as their load allows"
     )
     max_live_sequences: int = Field(256, gt=0, description="samples generated at a time")
     max_waiting_requests: int = Field(256, ge=0, description="requests in the queue; more are refused")

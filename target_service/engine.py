@@ -9,19 +9,21 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
-from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
+from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS
 from specdec.core.rounds import LOOKUP, Load, Round, TargetOpen, Timings, Verdict
 from specdec.core.sequence import Method
-from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.batch_delay import BatchDelay
 from specdec.server.model_pass import run_pass
 from specdec.server.step_loop import Key, Results, noop
+from specdec.server.turns import Turns, Wait
 from target_service.admission import Admission
-from target_service.verifier import MAX_SELF_DRAFT_NODES, Decision, Job, Verifier
+from target_service.batch_share import BatchShare
+from target_service.open_sequence import OpenSequence
+from target_service.verifier import Decision, Verifier
 
 _SELF_DRAFT_SALT = b"\0self_draft"
 """Only sequences with self-drafts have a head's keys and values in addition to the target's."""
@@ -36,60 +38,6 @@ MAX_AUTONOMOUS = 64
 """Autonomous tokens that a round may allow in addition to its own. Ours ask for 32 (orchestrator/control)."""
 
 
-@dataclass(slots=True)
-class _Sequence:
-    open: TargetOpen
-    state: Any  # the verifier's; None: it was lost in a pass that raised
-    ids: array[int]
-    arrived: float  # arrival time of its request
-    since: float  # start of its present or last wait
-    pending: Round | None = None
-    early: Round | None = None  # the round after ``pending``, sent before the verdict
-    tree: TokenTree = EMPTY_TREE  # the part of the pending round's tree that still matches the text
-    nodes: Sequence[int] = ()  # the index of each node of ``tree`` in the tree as it was sent
-    num_autonomous: int = 0  # autonomous tokens that are still allowed
-    self_draft_nodes: int = 0  # at most, of a self-draft, where there is no other tree
-    last: int = 0  # the last answered round
-    paused: bool = False  # under backpressure
-
-    @property
-    def base(self) -> int:
-        return len(self.ids)
-
-    @property
-    def waits(self) -> bool:
-        return self.pending is not None or (self.num_autonomous > 0 and not self.paused)
-
-    @property
-    def leaves(self) -> bool:
-        """Whether it is in no pass after the next one until another round arrives."""
-        num_more = self.num_autonomous - 1 if self.pending is None else self.pending.num_autonomous
-        return num_more <= 0 and self.early is None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that it takes in a pass at most, besides its prompt."""
-        return 1 + (len(self.tree) or self.self_draft_nodes)
-
-    @property
-    def job(self) -> Job[Any]:
-        self_draft_nodes = 0 if self.tree else self.self_draft_nodes
-        return Job(self.open, self.state, self.ids, tree=self.tree, self_draft_nodes=self_draft_nodes)
-
-    def begin(self, round_: Round) -> None:
-        """Make ``round_`` the pending one, its tree reduced to the part below the present base."""
-        self.pending, self.num_autonomous = round_, 0
-        self.self_draft_nodes = min(round_.self_draft_nodes, MAX_SELF_DRAFT_NODES)
-        node = round_.tree.walk(self.ids[round_.base :])
-        self.tree, self.nodes = (EMPTY_TREE, ()) if node is None else round_.tree.below(node)
-        if round_.max_nodes:
-            self.tree = self.tree.prefix(round_.max_nodes)
-
-    def answered(self) -> None:
-        """No round is pending any more."""
-        self.pending, self.tree, self.nodes = None, EMPTY_TREE, ()
-
-
 class TargetEngine:
     """See specdec.server.step_loop.Engine. ``clock``: the clock of the argument ``arrived`` of ``submit``, seconds."""
 
@@ -99,8 +47,10 @@ class TargetEngine:
         self._verifier = verifier
         self._clock = clock
         self._admission = Admission(max_sequences, verifier.block_size)
-        self._sequences: dict[Key, _Sequence] = {}
+        self._sequences: dict[Key, OpenSequence] = {}
         self._batch_delay = BatchDelay()
+        self._batch_share = BatchShare()
+        self._turns = Turns()
         self._batch: list[Key] = []
         self._passes = self._rows = 0
         self._autonomous: set[Key] = set()  # sequences with an autonomous verdict in the pass at hand
@@ -117,13 +67,13 @@ class TargetEngine:
         if len(spec.token_ids) >= limit:
             raise ContextExceeded(f"{len(spec.token_ids)} token ids leave no room to generate in a context of {limit}")
         now = self._clock()
-        arrived = now - open_.age_s
+        arrived = now - open_.age_s + spec.priority.behind_s
         _, num_slots = self._verifier.cache_use()
         self._admission.check(spec, arrived=arrived, now=now, num_slots=num_slots)
         if open_.max_self_draft_nodes and self._verifier.info.self_draft != LOOKUP:
             spec = replace(spec, cache_salt=spec.cache_salt + _SELF_DRAFT_SALT)
         state, ids = self._verifier.open(spec), array("I", spec.token_ids)
-        sequence = _Sequence(replace(open_, spec=spec), state, ids, arrived=arrived, since=now)
+        sequence = OpenSequence(replace(open_, spec=spec), state, ids, arrived=arrived, since=now)
         self._sequences[key] = sequence
         sequence.begin(Round(0, len(ids)))
         self._admission.enter(key, open_.spec, ids)
@@ -145,7 +95,7 @@ class TargetEngine:
         # A round that arrives during autonomous decoding waits from the last verdict on.
         sequence.since = max(arrived, sequence.since)
 
-    def _check(self, sequence: _Sequence, round_: Round) -> None:
+    def _check(self, sequence: OpenSequence, round_: Round) -> None:
         """Raise unless ``round_`` may be the next one, or the early one behind the pending one."""
         spec, before, tree = sequence.open.spec, sequence.pending, round_.tree
         if before is not None and (sequence.early or not tree or not spec.keyed_by_token):
@@ -196,7 +146,11 @@ class TargetEngine:
         if self._draining:
             return 0.0
         here = [sequence for sequence in self._sequences.values() if sequence.waits]
-        return self._batch_delay.delay_s(len(here), sum(sequence.leaves for sequence in here), self._clock())
+        # Batch requests do not keep others waiting.
+        batch = frozenset(key for key, sequence in self._sequences.items() if sequence.is_batch)
+        ignored = batch if not all(sequence.is_batch for sequence in here) else frozenset()
+        num_leaving = sum(sequence.leaves for sequence in here)
+        return self._batch_delay.delay_s(len(here), num_leaving, self._clock(), ignored=ignored)
 
     def request_yield(self, requested: bool) -> None:
         pass  # no work of a target's pass can be put off
@@ -225,8 +179,18 @@ class TargetEngine:
 
     def _choose(self) -> list[Key]:
         """The sequences of the next pass, the oldest first: they get memory in this order."""
-        num_rows = {key: sequence.num_rows for key, sequence in self._sequences.items() if sequence.waits}
-        turn = take_turns(self._sequences, num_rows, MAX_TREE_ROWS)
+        waiting = {key: sequence for key, sequence in self._sequences.items() if sequence.waits}
+        num_rows = sum(sequence.num_rows for sequence in waiting.values())
+        if num_rows > MAX_TREE_ROWS or any(sequence.is_batch for sequence in waiting.values()):
+            now = self._clock()
+            waits = {key: Wait(s.num_rows, s.open.spec.priority, now - s.since) for key, s in waiting.items()}
+
+            def affords(key: Key) -> bool:
+                return self._batch_share.affords(waiting[key].num_rows_and_prompt)
+
+            turn = self._turns.take(self._sequences, waits, MAX_TREE_ROWS, affords=affords)
+        else:
+            turn = list(waiting)
         return sorted(turn, key=lambda key: (self._sequences[key].arrived, key))
 
     def _run(self, poll: Callable[[], None]) -> list[_Outcome | SpecdecError]:
@@ -237,7 +201,7 @@ class TargetEngine:
         self._autonomous = set()
         return outcomes
 
-    def _verify(self, sequences: Sequence[_Sequence]) -> list[_Outcome]:
+    def _verify(self, sequences: Sequence[OpenSequence]) -> list[_Outcome]:
         started = self._clock()
         for sequence in sequences:
             if sequence.state is None:
@@ -247,6 +211,8 @@ class TargetEngine:
         self._rows += timings.rows
         took_s = self._clock() - started
         self._batch_delay.observe_pass(timings.rows, took_s)
+        with_others = not all(sequence.is_batch for sequence in sequences)
+        self._batch_share.observe_pass(timings.rows, took_s, with_others)
         self._admission.passed(took_s)
         return [(decision, timings) for decision in decisions]
 
@@ -286,7 +252,7 @@ class TargetEngine:
         self.close(key)
         return key, error
 
-    def _lose(self, sequence: _Sequence) -> None:
+    def _lose(self, sequence: OpenSequence) -> None:
         state, sequence.state = sequence.state, None
         if state is not None:
             self._verifier.close(state)
@@ -301,7 +267,7 @@ class TargetEngine:
         victim = min(youngest_first, key=lambda key: self._sequences[key].open.num_preemptions)
         return self._end(victim, Preempted("its KV slots were needed for other requests; replay it"))
 
-    def _extend(self, sequence: _Sequence, decision: Decision, timings: Timings) -> Verdict:
+    def _extend(self, sequence: OpenSequence, decision: Decision, timings: Timings) -> Verdict:
         """Commit the tokens of a decision. Returns the verdict on the round, or the next autonomous one."""
         base, nodes = sequence.base, sequence.nodes
         if sequence.pending is not None:
@@ -336,7 +302,7 @@ class TargetEngine:
             self_draft=decision.self_draft,
         )
 
-    def _begin_early(self, sequence: _Sequence, ends: bool) -> int:
+    def _begin_early(self, sequence: OpenSequence, ends: bool) -> int:
         """Make the early round the pending one, or drop it if its tree is used up. Its number if dropped, else 0."""
         early, sequence.early = sequence.early, None
         if early is None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence
 from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
-from specdec.core.rounds import AHEAD, LOGPROBS, SELF_DRAFT, SIBLINGS, Logprobs, ModelInfo, Timings
+from specdec.core.rounds import AHEAD, CACHE_SALT, LOGPROBS, SELF_DRAFT, SIBLINGS, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.speculation.acceptance import PRIOR
 from target_service.verifier import Decision, Job
 
 _ORDER = 3
+_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,37 @@ class Device:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
+class Texts:
+    """The blocks of computed texts, found again behind the same text and salt. Of more than ``num_blocks`` those go
+    that were not used for longest."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._blocks: dict[int, None] = {}
+
+    def num_known(self, spec: SequenceSpec, ids: Sequence[int]) -> int:
+        """Ids in known blocks at the beginning of ``ids``, of which the last one is always computed."""
+        num_ids = 0
+        for block in self._of(spec, ids[:-1]):
+            if block not in self._blocks:
+                break
+            num_ids += _BLOCK
+        return num_ids
+
+    def add(self, spec: SequenceSpec, ids: Sequence[int]) -> None:
+        for block in self._of(spec, ids) if self._num_blocks else ():
+            self._blocks.pop(block, None)
+            self._blocks[block] = None
+        while len(self._blocks) > self._num_blocks:
+            del self._blocks[next(iter(self._blocks))]
+
+    def _of(self, spec: SequenceSpec, ids: Sequence[int]) -> Iterator[int]:
+        block = hash(spec.cache_salt)
+        for end in range(_BLOCK, len(ids) + 1, _BLOCK):
+            block = hash((block, *ids[end - _BLOCK : end]))
+            yield block
+
+
 class TableVerifier:
     """See target_service.verifier.Verifier. A pass takes ``pass_s`` plus ``row_s`` per row, or as long as ``device``
     takes.
@@ -145,10 +177,13 @@ class TableVerifier:
         poison: Poison | None = None,
         self_drafts: bool = False,
         device: Device | None = None,
+        cached_blocks: int = 0,
     ) -> None:
-        """``self_drafts``: it drafts by itself, chains of the table's first guesses."""
+        """``self_drafts``: it drafts by itself, chains of the table's first guesses. ``cached_blocks``: blocks of
+        texts that it finds again when they are opened."""
         self._poison = poison
-        capabilities = (LOGPROBS, SELF_DRAFT) if self_drafts else (LOGPROBS,)
+        self._texts = Texts(cached_blocks)
+        capabilities = (LOGPROBS, *([SELF_DRAFT] if self_drafts else []), *([CACHE_SALT] if cached_blocks else []))
         self.info = dataclasses.replace(
             table.info("table-target"), capabilities=capabilities, self_draft="table" if self_drafts else ""
         )
@@ -173,6 +208,10 @@ class TableVerifier:
         if self._poison is not None:
             for job in jobs:
                 self._poison.strike(job.ids)
+        for job in jobs:
+            if job.state.num_found is None:
+                job.state.num_found = job.state.num_cached = self._texts.num_known(job.state.spec, job.ids)
+                self._num_used += job.state.num_found
         jobs = [self._drafted(job) if job.self_draft_nodes and not job.tree else job for job in jobs]
         num_rows = sum(min(len(job.ids) - job.state.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         self._device.compute(num_rows)
@@ -227,7 +266,11 @@ class TableVerifier:
         kept = num_new + len(accepted)
         state.num_cached += kept
         self._num_used += kept
-        decision = Decision(tuple(accepted), token, self_draft=job.tree if job.self_draft_nodes else EMPTY_TREE)
+        self_draft = job.tree if job.self_draft_nodes else EMPTY_TREE
+        decision = Decision(tuple(accepted), token, num_cached_tokens=state.num_found or 0, self_draft=self_draft)
+        if len(job.ids) // _BLOCK > state.num_added:
+            state.num_added = len(job.ids) // _BLOCK
+            self._texts.add(state.spec, job.ids)
         if job.open.num_logprobs is not None:
             committed = [*(job.tree.token_ids[node] for node in accepted), token]
             logprobs = self._table.logprobs([*job.ids, *committed], len(job.ids), state.spec, job.open.num_logprobs)
@@ -283,3 +326,5 @@ class TableMemory:
     spec: SequenceSpec
     num_cached: int = 0
     decided: bool = False  # its prompt is computed
+    num_found: int | None = None  # ids that were computed before; None: not looked up yet
+    num_added: int = 0  # blocks that later texts find

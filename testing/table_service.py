@@ -29,6 +29,7 @@ class TableSettings(EngineSettings):
     chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
+    cached_blocks: int = Field(0, ge=0, description="blocks of 16 ids of former texts that an open finds again")
     fail_on_token: int | None = Field(None, description="raise in every pass of a text with this token")
     crash_on_token: int | None = Field(None, description="end the process in a pass of a text with this token")
     hang_on_token: int | None = Field(None, description="never end a pass of a text with this token")
@@ -49,6 +50,7 @@ def main() -> None:
             poison=Poison(*tokens) if any(token is not None for token in tokens) else None,
             self_drafts=settings.self_drafts,
             device=Device(target_s, settings.device),
+            cached_blocks=settings.cached_blocks,
         )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":

@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 16_355,
-    "orchestrator": 7_590,
-    "target_service": 3_540,
-    "draft_service": 2_285,
-    "gateway": 4_415,
-    "bench": 7_650,
-    "testing": 2_640,
-    "tests": 44_400,
+    "specdec": 16_760,
+    "orchestrator": 7_845,
+    "target_service": 3_640,
+    "draft_service": 2_320,
+    "gateway": 4_430,
+    "bench": 7_995,
+    "testing": 2_685,
+    "tests": 45_250,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
@@ -72,7 +72,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 2065
+MAX_LINES_OF_DOCS = 2077
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]

@@ -20,7 +20,7 @@ from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import CACHE_SALT, LOGPROBS, MAX_LOGPROBS, RESTRICTIONS, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method
 from specdec.transport.sampling_wire import sampling_problems
-from specdec.transport.wire import read_method
+from specdec.transport.wire import read_method, read_priority
 from specdec.v1 import generation_pb2
 
 Problems = Iterator[tuple[str, str]]
@@ -113,6 +113,8 @@ def _option_problems(
     elif (method := request.drafting.method) not in methods:
         allowed = ", ".join(allowed_method.value for allowed_method in methods)
         yield "verification", f"{method.value} is not allowed at this server, only {allowed}"
+    if read_priority(message.priority) is None:
+        yield "priority", f"unknown priority {message.priority}"
     if message.num_draft_tokens > MAX_DRAFT_TOKENS:
         yield "num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {message.num_draft_tokens}"
 

@@ -22,12 +22,12 @@ from orchestrator.api.request_checks import (
     problems_without_ids,
     tokens_left,
 )
-from orchestrator.request import Caller, DraftOptions, OutputOptions, Request, Stops, no_ids
+from orchestrator.request import Caller, DraftOptions, OutputOptions, Request, Stops, no_ids, prefixes_of
 from orchestrator.tokenizer.defaults import Defaults
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import ModelInfo
-from specdec.core.sequence import Method, SamplingParams
-from specdec.transport.wire import read_method
+from specdec.core.sequence import Method, Priority, SamplingParams
+from specdec.transport.wire import read_method, read_priority
 from specdec.v1 import generation_pb2
 
 Message = generation_pb2.GenerateRequest
@@ -39,6 +39,11 @@ NO_DEFAULTS = Defaults()
 def requested_samples(message: Message) -> int:
     """Number of samples that a request occupies before it is read; 1 if its number is out of range."""
     return message.n if 1 <= message.n <= MAX_SAMPLES else 1
+
+
+def requested_priority(message: Message) -> Priority:
+    """STANDARD if it is unknown."""
+    return read_priority(message.priority) or Priority.STANDARD
 
 
 class RequestReader:
@@ -98,6 +103,7 @@ class RequestReader:
             sampling=dataclasses.replace(request.sampling, bad_words=bad_words),
             stops=dataclasses.replace(request.stops, max_tokens=max_tokens),
             drafting=dataclasses.replace(request.drafting, prediction=prediction),
+            prefixes=prefixes_of(prompt_ids, request.caller.cache_salt + b"\0" + request.adapter.encode()),
             resume={index: array("I", received.token_ids) for index, received in message.resume.items()},
         )
 
@@ -128,6 +134,7 @@ class RequestReader:
             seed=message.seed if message.HasField("seed") else secrets.randbits(64),
             caller=Caller(cache_salt=message.cache_salt.encode()),
             adapter=message.adapter,
+            priority=requested_priority(message),
         )
 
     def _stop_token_ids(self, message: Message, target: ModelInfo) -> frozenset[int]:

@@ -5,11 +5,12 @@ Knows the public contract; does not know how a sample is decoded and how a repli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from orchestrator.outbox import Chunk, Event, PromptPart, RoundReport
 from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Replica
 from orchestrator.rounds import Source
 from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
@@ -138,10 +139,18 @@ def write_server_info(
         target=written(targets.info),
         draft=written(drafts.info),
         replicas=[
-            generation_pb2.Replica(
-                address=address if operator else "", role=role, ready=ready, problem=problem if operator else ""
-            )
-            for address, role, ready, problem in _replicas(targets, drafts)
+            *(
+                _write_replica(pool.role.name, replica, operator)
+                for pool in (targets, drafts)
+                for replica in pool.replicas
+            ),
+            *(
+                generation_pb2.Replica(
+                    address=address if operator else "", role=pool.role.name, problem=problem if operator else ""
+                )
+                for pool in (targets, drafts)
+                for address, problem in pool.unresolved.items()
+            ),
         ],
         live_sequences=live_sequences,
         waiting_requests=waiting_requests,
@@ -150,11 +159,14 @@ def write_server_info(
     )
 
 
-def _replicas(*pools: Pool) -> Iterator[tuple[str, str, bool, str]]:
-    """Address, role, whether it is ready, and why it is not."""
-    for pool in pools:
-        for replica in pool.replicas:
-            yield replica.address, pool.role.name, replica.ready, replica.why_not
-    for pool in pools:
-        for address, problem in pool.unresolved.items():
-            yield address, pool.role.name, False, problem
+def _write_replica(role: str, replica: Replica, operator: bool) -> generation_pb2.Replica:
+    return generation_pb2.Replica(
+        address=replica.address if operator else "",
+        role=role,
+        ready=replica.ready,
+        problem=replica.why_not if operator else "",
+        prefix_hits=replica.prefixes.hits,
+        prefix_spills=replica.prefixes.spills,
+        opened_tokens=replica.prefixes.num_tokens,
+        cached_tokens=replica.prefixes.num_cached_tokens,
+    )

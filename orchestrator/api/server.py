@@ -75,8 +75,9 @@ class OrchestratorServer:
             admit=self._admit_draft,
             tls=certificates,
         )
-        self.targets = Pool(target, settings.target, settings.resolve_every_s, changed=self._compare_drafts)
-        self.drafts = Pool(draft, settings.draft, settings.resolve_every_s)
+        shared = settings.resolve_every_s, settings.prefix_choice
+        self.targets = Pool(target, settings.target, *shared, changed=self._compare_drafts)
+        self.drafts = Pool(draft, settings.draft, *shared)
         grammars = RequestGrammars(files.tokenizer) if files else None
         services = Services(
             targets=self.targets,
@@ -96,7 +97,9 @@ class OrchestratorServer:
         self._process_metrics = ProcessMetrics("orchestrator")
         # Clients authenticate with a token, not with a certificate.
         options = [*rpc.aging(settings.max_connection_age_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
-        self._server = rpc.Server(settings, [SERVICE], options, tls=certificates, public=True)
+        self._server = rpc.Server(
+            settings, [SERVICE], options, tls=certificates, public=True, shared_port=settings.shared_port
+        )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []

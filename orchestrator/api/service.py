@@ -25,7 +25,7 @@ from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long
 from orchestrator.api.grammars import THINKS, RequestGrammars, is_supported, of_caller
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import text_problems, unknown_problems
-from orchestrator.api.request_reader import RequestReader, requested_samples
+from orchestrator.api.request_reader import RequestReader, requested_priority, requested_samples
 from orchestrator.api.responses import write_event, write_server_info, write_tokens
 from orchestrator.generation import Generator
 from orchestrator.outbox import Chunk
@@ -219,7 +219,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             # once it has a place.
             if target := self._targets.info:
                 checked = self._reader.check(message, target)
-            await bounds.enter_async_context(self._admission.admitted(num_samples))
+            await bounds.enter_async_context(self._admission.admitted(num_samples, requested_priority(message)))
             present = await self._target_info()
             if target is None or present.model_digest != target.model_digest:  # replaced while the request waited
                 target, checked = present, self._reader.check(message, present)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.replicas.allowances import of_budget
+from orchestrator.replicas.frames import draft_open
 from orchestrator.replicas.lane import Lane
-from orchestrator.replicas.opening import draft_open
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Tally
 from orchestrator.sequence import Sequence
@@ -66,6 +66,7 @@ class DraftClient:
         self._pool = pool
         self._traceparent = traceparent
         self._replica: Replica | None = None
+        self._failed: Replica | None = None  # the last one that was late, refused the text or was lost
         self._lane: Lane | None = None
         self._advance = 0
         self._asked: _Asked | None = None  # None: every advance is answered
@@ -197,7 +198,7 @@ class DraftClient:
         self._owed_since = None if answered else time.monotonic()
         if not answered:
             return
-        self._pause_s, self._num_lost = _FIRST_PAUSE_S, 0
+        self._pause_s, self._num_lost, self._failed = _FIRST_PAUSE_S, 0, None
         asked, self._asked = self._asked, None
         if asked is None or growth.advance != asked.advance or not num_nodes:
             return  # this growth may answer a later request
@@ -210,7 +211,7 @@ class DraftClient:
     def _lose(self, error: SpecdecError) -> None:
         """The lane has ended. Pause drafting if the draft refused the text, or if losses in a row suggest that the text
         makes its drafts fail."""
-        self._lane = None
+        self._lane, self._failed = None, self._replica
         if isinstance(error, ReplicaLost):
             self._num_lost += self._asked is not None and not isinstance(error, Draining)
             if self._num_lost < _MAX_LOST:
@@ -219,7 +220,7 @@ class DraftClient:
 
     def _pause(self, seconds: float) -> None:
         """Pause drafting for ``seconds``, and for twice as long the next time."""
-        self._paused_until = time.monotonic() + seconds
+        self._paused_until, self._failed = time.monotonic() + seconds, self._replica
         self._pause_s *= 2
 
     def _late(self, gives_up: bool) -> None:
@@ -269,13 +270,15 @@ class DraftClient:
             self._replica.eject(reason)
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
-        self._replica = self._pool.pick(needs=sequence.request.draft_needs)
+        prefixes = sequence.request.prefixes
+        self._replica = self._pool.pick(self._failed, sequence.request.draft_needs, prefixes=prefixes)
         if self._replica is None or sequence.base > self._context_length:
             return
         try:
             self._lane = lane = self._replica.lane()
         except SpecdecError:
             return
+        self._pool.count_open(self._replica, prefixes)
         self._advance, self._base, self._requested_to = 0, sequence.base, 0
         budget = self._possible(budget) if sequence.keyed_by_token else Budget()
         allows = self._allowed(sequence, budget)

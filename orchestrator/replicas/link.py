@@ -71,6 +71,7 @@ class Link:
         self._many_ids_until = 0.0
         self._slowest_pass_s = 0.0
         self.load = Load()
+        self.num_others = 0  # open sequences of other orchestrators, by the last report
         self.spoke = False  # a response has arrived
         self._lost: SpecdecError | None = None
         self.draining = False  # the replica takes no new sequences
@@ -137,6 +138,7 @@ class Link:
             if load.passes != self.load.passes:
                 self._moved = time.monotonic()
             self.load, self.spoke = load, True
+            self.num_others = max(0, load.live_sequences - len(self._lanes))
             self._heard = time.monotonic()
             await self._dispatch(response)
 

@@ -1,4 +1,4 @@
-"""The replicas of one role: found by DNS name, picked by load and latency, ejected if they are slow.
+"""The replicas of one role: found by DNS name, picked by prompt, load and latency, ejected if they are slow.
 
 Knows endpoints; does not know connections (orchestrator.replicas.replica) and sequences.
 """
@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
+from orchestrator.replicas.choice import Choice
 from orchestrator.replicas.replay_gate import ReplayGate
 from orchestrator.replicas.replica import Replica, Role
 from specdec.core.errors import NoReplica
@@ -24,19 +25,23 @@ _AGAIN_AFTER_S = 1.0
 _SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
 """A replica is slow if its latency exceeds the fastest one's by this factor and by this margin."""
 
+_FAR_FACTOR, _FAR_MARGIN_S = 2.0, 0.005
+"""The same for one that is too slow, or too far away, to be picked for what it may have in its cache."""
+
 _LOAD_RATIO = 2
 """A replica is compared only with those that had at least its number of sequences divided by this."""
 
 
 class Pool:
     """``async with`` finds all endpoints of ``addresses`` (host:port) and keeps them connected. ``changed`` is called
-    whenever an endpoint becomes usable or unusable."""
+    whenever an endpoint becomes usable or unusable. ``by_prefix``: prompts that begin alike share replicas."""
 
     def __init__(
         self,
         role: Role,
         addresses: Sequence[str],
         resolve_every_s: float = 5.0,
+        by_prefix: bool = True,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.replicas: list[Replica] = []
@@ -46,6 +51,7 @@ class Pool:
         self.replays = ReplayGate(lambda: sum(replica.ready for replica in self.replicas))
         self.role = role
         self._addresses = addresses
+        self._choice = Choice() if by_prefix else None
         self._resolve_every_s = resolve_every_s
         self._endpoints: dict[str, set[str]] = {}  # of each address, as last resolved
         self._changed = asyncio.Event()
@@ -79,9 +85,15 @@ class Pool:
         return next((replica.info for replica in self.replicas if replica.in_use), None)
 
     def pick(
-        self, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
+        self,
+        avoid: Replica | None = None,
+        needs: frozenset[str] = frozenset(),
+        num_tokens: int = 0,
+        prefixes: Sequence[bytes] = (),
     ) -> Replica | None:
-        """The better of two ready replicas drawn at random, so that all are used and none is overrun.
+        """The first ready replica with room of those that ``prefixes`` name (orchestrator.replicas.choice). Without
+        them nothing is shared, and one that is far away is worth no cache: the better of two drawn at random, so that
+        all are used and none is overrun.
 
         ``avoid`` is picked only if there is no other; a replica without the capabilities ``needs`` never. One with a KV
         cache too small for ``num_tokens`` is picked only if no replica with a larger one is known, ready or not.
@@ -92,18 +104,35 @@ class Pool:
             ready = [replica for replica in able if replica.ready]
         ready = [replica for replica in ready if replica.trusted] or ready
         ready = [replica for replica in ready if replica is not avoid] or ready
+        if ready and prefixes and self._choice is not None:
+            named = self._choice.first_with_room(prefixes, ready)
+            if not self._exceeds(named, _FAR_FACTOR, _FAR_MARGIN_S):
+                return named
         if len(ready) > 2:
             ready = self._random.sample(ready, 2)
         self._random.shuffle(ready)
         return min(ready, key=lambda replica: replica.score, default=None)
 
+    def count_open(self, replica: Replica, prefixes: Sequence[bytes]) -> None:
+        """A sequence is opened at ``replica``."""
+        if prefixes and self._choice is not None:
+            is_first = self._choice.order(prefixes, [other for other in self.replicas if other.ready])[:1] == [replica]
+            replica.prefixes.hits += is_first
+            replica.prefixes.spills += not is_first
+            self._choice.remember(prefixes, replica)
+
     async def wait_for_one(
-        self, timeout_s: float, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
+        self,
+        timeout_s: float,
+        avoid: Replica | None = None,
+        needs: frozenset[str] = frozenset(),
+        num_tokens: int = 0,
+        prefixes: Sequence[bytes] = (),
     ) -> Replica:
         """Like ``pick``, but waits. After ``timeout_s`` raises NoReplica, with the problem of each replica."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (replica := self.pick(avoid, needs, num_tokens)) is None:
+                while (replica := self.pick(avoid, needs, num_tokens, prefixes=prefixes)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return replica
@@ -178,17 +207,24 @@ class Pool:
 
     def _slow(self, known: Mapping[Replica, int]) -> dict[Replica, str]:
         """The slow replicas, with the reason, of those with more answers than in ``known``."""
-        timed = [(r.load.latency_s, r) for r in self.replicas if r.ready and r.load.latency_s is not None]
         slow = {}
-        for latency, replica in timed:
-            if replica.load.num_observed == known.get(replica, 0):
+        for replica in self.replicas:
+            if not replica.ready or replica.load.num_observed == known.get(replica, 0):
                 continue
-            # A replica with few sequences has short rounds, and is no measure for a busy one.
-            busy = replica.load.usual_sequences / _LOAD_RATIO
-            fastest = min(other_s for other_s, other in timed if other.load.usual_sequences >= busy)
-            if latency > max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
-                slow[replica] = f"{latency * 1e3:.0f} ms a round, another takes {fastest * 1e3:.0f}"
+            if times := self._exceeds(replica, _SLOW_FACTOR, _SLOW_MARGIN_S):
+                slow[replica] = f"{times[0] * 1e3:.0f} ms a round, another takes {times[1] * 1e3:.0f}"
         return slow
+
+    def _exceeds(self, replica: Replica, factor: float, margin_s: float) -> tuple[float, float] | None:
+        """The latencies of a ready replica and of the fastest one, if the first exceeds the second by a factor and a
+        margin."""
+        if (latency_s := replica.load.latency_s) is None:
+            return None
+        # A replica with few sequences has short rounds, and is no measure for a busy one.
+        busy = replica.load.usual_sequences / _LOAD_RATIO
+        timed = (other.load for other in self.replicas if other.ready and other.load.usual_sequences >= busy)
+        fastest_s = min(load.latency_s for load in timed if load.latency_s is not None)
+        return (latency_s, fastest_s) if latency_s > max(factor * fastest_s, fastest_s + margin_s) else None
 
 
 def _joined(where: tuple[object, ...]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from orchestrator.replicas.choice import PrefixCounts
 from orchestrator.replicas.ejection import Ejection
 from orchestrator.replicas.health import Health
 from orchestrator.replicas.lane import Lane
@@ -88,6 +89,7 @@ class Replica:
         self.num_kv_slots = 0  # of the present or last model at this address; 0: not known
         self.num_refused = 0  # opens refused because the replica was full; each retry counts
         self.tally = Tally()  # used for drafts only
+        self.prefixes = PrefixCounts()
         self._ejection = Ejection()
         self._ejected = asyncio.Event()
         self._num_silent = 0  # streams in a row that ended before any response
@@ -129,10 +131,17 @@ class Replica:
     @property
     def score(self) -> float:
         """Roughly the wait of a new sequence here; smaller is better."""
-        if self.link is None:
-            return float("inf")
-        # The reported load has the sequences of other orchestrators, but not yet this one's newest.
-        return self.load.wait_s(max(self.link.num_lanes, self.link.load.live_sequences))
+        return float("inf") if self.link is None else self.load.wait_s(self.num_live)
+
+    @property
+    def num_live(self) -> int:
+        """Open sequences: this orchestrator's now, and those of others by the last report."""
+        return self.link.num_lanes + self.link.num_others if self.link is not None else 0
+
+    @property
+    def model_digest(self) -> str:
+        """Of the present or last model at this address; empty: not known."""
+        return self.info.model_digest if self.info else ""
 
     def lane(self) -> Lane:
         if self.link is None:

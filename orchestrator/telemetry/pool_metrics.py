@@ -7,6 +7,7 @@ series of an endpoint end when it is gone from its DNS name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Tally
@@ -52,6 +53,20 @@ def register(targets: Pool, drafts: Pool, *, num_live: Callable[[], int], num_wa
     for name, unit, description, value in _TALLIES:
         counter(name, unit, description, read=tallies(value))
 
+    for name, unit, description, field, pools in (
+        ("specdec.prefix_hits", "{open}", "Opens of prompts that name this replica first", "hits", (targets, drafts)),
+        (
+            "specdec.prefix_spills",
+            "{open}",
+            "Opens of prompts that name another one first",
+            "spills",
+            (targets, drafts),
+        ),
+        ("specdec.opened_tokens", "{token}", "Ids of the sequences opened", "num_tokens", (targets,)),
+        ("specdec.cached_tokens", "{token}", "Those that were in its cache", "num_cached_tokens", (targets,)),
+    ):
+        counter(name, unit, description, read=by_replica(partial(_of_prefixes, field), *pools))
+
 
 _TALLIES: Iterable[tuple[str, str, str, Callable[[Tally], float]]] = (
     ("specdec.draft_rounds", "{round}", "Rounds with tokens of this draft", lambda tally: tally.num_rounds),
@@ -74,6 +89,10 @@ def _latency(replica: Replica) -> Points:
 
 def _losses(replica: Replica) -> Points:
     return [(count, _labels(replica, reason=reason)) for reason, count in list(replica.losses.items())]
+
+
+def _of_prefixes(field: str, replica: Replica) -> Points:
+    return [(getattr(replica.prefixes, field), _labels(replica))]
 
 
 def _refused(replica: Replica) -> Points:

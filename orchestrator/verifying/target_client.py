@@ -16,9 +16,9 @@ from typing import NoReturn
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.replicas import allowances
+from orchestrator.replicas.frames import target_open
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica
-from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
@@ -27,6 +27,7 @@ from orchestrator.sequence import Sequence
 from orchestrator.verifying.rounds_in_flight import RoundsInFlight
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
 from specdec.core.rounds import AUTONOMOUS, EARLY, SELF_DRAFT, PromptLogprobs, Round, TargetOpen, Verdict
+from specdec.core.sequence import Priority
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
 
@@ -152,17 +153,18 @@ class TargetClient:
         """The first verdict of the sequence on a new replica: the first of all, or that of a replay."""
         if self._opened_before:
             await self._losses.refuse()
-        needs = sequence.request.needs
+        needs, prefixes = sequence.request.needs, sequence.request.prefixes
         # Wait before taking a turn: a sequence without a replica must not block the turns of others.
         replica = await self._pool.wait_for_one(
-            self._wait_s, avoid=self._replica, needs=needs, num_tokens=sequence.base
+            self._wait_s, avoid=self._replica, needs=needs, num_tokens=sequence.base, prefixes=prefixes
         )
         if not self._opened_before:
             self._opened_before = True
             return await self._first_answer(sequence, replica)
-        async with self._pool.replays.turn(self._arrived, suspect=self._losses.suspected):
+        due = self._arrived + sequence.request.priority.behind_s
+        async with self._pool.replays.turn(due, suspect=self._losses.suspected):
             # Choose again: replicas may have come or gone. The last replica is used only if there is no other.
-            if (chosen := self._pool.pick(self._replica, needs, sequence.base)) is None:
+            if (chosen := self._pool.pick(self._replica, needs, sequence.base, prefixes=prefixes)) is None:
                 raise ReplicaLost("no target is ready any more")
             if not self._refused:
                 sequence.statistics.replayed(self._cause, sequence.base)
@@ -175,6 +177,7 @@ class TargetClient:
         """Open the sequence there. Its first verdict is a plain token, without draft tokens."""
         self._replica = replica
         self._lane = lane = replica.lane()
+        self._pool.count_open(replica, sequence.request.prefixes)
         self._instance = replica.instance
         self._rounds = RoundsInFlight.opened(sequence.base)
         self._max_self_draft_nodes = self._wanted_self_draft_nodes if self._can(SELF_DRAFT) else 0
@@ -218,7 +221,8 @@ class TargetClient:
         self._pool.waiting_for_room.discard(self)
         self._losses.answered()
         self._refused = False
-        self._observe(verdict, lane.heard - started if started is not None else None, pipelined)
+        latency_s = lane.heard - started if started is not None else None
+        self._observe(verdict, latency_s, pipelined=pipelined, priority=sequence.request.priority)
         return self._rounds.with_num_left(verdict)
 
     async def _receive(self, lane: Lane, sequence: Sequence) -> Verdict:
@@ -228,12 +232,17 @@ class TargetClient:
         verdict: Verdict = result
         return verdict
 
-    def _observe(self, verdict: Verdict, latency_s: float | None, pipelined: bool) -> None:
+    def _observe(self, verdict: Verdict, latency_s: float | None, *, pipelined: bool, priority: Priority) -> None:
         assert self._replica is not None, "an open lane is some replica's"
         timings = verdict.timings
+        if not verdict.round:
+            self._replica.prefixes.num_tokens += verdict.base
+            self._replica.prefixes.num_cached_tokens += min(verdict.num_cached_tokens, verdict.base)
         self.exchange = Exchange(round_trip_s=latency_s, pipelined=pipelined, num_live=self._replica.num_sequences)
         if latency_s is not None:
-            self._replica.observe_latency(latency_s)
+            # A batch request waits for passes while others do not: that is no fault of the replica.
+            queue_s = timings.queue_us / 1e6 if priority is Priority.BATCH else 0.0
+            self._replica.observe_latency(max(0.0, latency_s - queue_s))
             if not pipelined:
                 self._overhead_s = latency_s - (timings.queue_us + timings.pass_us + timings.sample_us) / 1e6
         elif verdict.round:

@@ -85,6 +85,8 @@ BENCHES = {
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
     "load": "What drafting gives at growing load: of a pair of yours, or of table models.",
+    "prefix": "Choice of targets by the prompts' beginning, next to one by load alone.",
+    "priorities": "Interactive requests beside many batch requests: what each kind loses.",
     "never_slower": "Each method next to the target alone, by load and length of answers: the lowest ratio.",
     "capacity": "Clients within a time per token: a draft on the target's device, or on another.",
     "drafts": "What smaller and larger drafts of a target are worth.",

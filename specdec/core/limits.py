@@ -6,12 +6,9 @@ therefore computed in chunks. The result of a row does not depend on the other r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from specdec.core.tree import MAX_TREE_NODES
-
-_Name = TypeVar("_Name")
 
 MAX_TREE_ROWS = 1 + MAX_TREE_NODES
 """Roots and nodes in one pass (prompt rows do not count): room for at least the largest tree."""
@@ -38,16 +35,3 @@ def chunked(sizes: Sequence[int], max_total: int) -> list[range]:
     if sizes:
         chunks.append(range(start, len(sizes)))
     return chunks
-
-
-def take_turns(line: dict[_Name, Any], sizes: Mapping[_Name, int], max_total: int) -> list[_Name]:
-    """The first names of ``line`` that have a size, up to a total of ``max_total``.
-
-    If others remain, the names taken move to the end of ``line``.
-    """
-    waiting = [name for name in line if name in sizes]
-    parts = chunked([sizes[name] for name in waiting], max_total)
-    taken = waiting[: parts[0].stop] if parts else []
-    for name in taken if len(parts) > 1 else ():
-        line[name] = line.pop(name)
-    return taken

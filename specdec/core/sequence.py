@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 
@@ -27,6 +27,22 @@ class Method(Enum):
         drawn.
         """
         return temperature == 0.0 or self is Method.COUPLED
+
+
+class Priority(IntEnum):
+    """How urgent a request is, the most urgent first. The numbers are those of the contract."""
+
+    INTERACTIVE = 1
+    STANDARD = 2
+    BATCH = 3
+
+    @property
+    def behind_s(self) -> float:
+        """A request counts as so much younger than it is, wherever the oldest comes first: its age counts as well."""
+        return _BEHIND_S[self]
+
+
+_BEHIND_S = {Priority.INTERACTIVE: 0.0, Priority.STANDARD: 5.0, Priority.BATCH: 60.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +109,7 @@ class SequenceSpec:
     ``token_ids`` are prompt + committed tokens, in an array where there are many: a tuple takes nine times the memory.
     The first ``num_prompt_tokens`` of them are the prompt, so that transforms of the output alone give the same result
     after a replay. ``seed`` is the seed of this sample. Cached keys and values are shared only between sequences with
-    the same ``cache_salt``.
+    the same ``cache_salt``. ``priority`` decides when it is computed, and nothing else.
     """
 
     token_ids: Sequence[int]
@@ -102,6 +118,7 @@ class SequenceSpec:
     seed: int = 0
     method: Method = Method.COUPLED
     cache_salt: bytes = b""
+    priority: Priority = Priority.STANDARD
 
     @property
     def keyed_by_token(self) -> bool:

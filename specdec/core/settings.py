@@ -114,6 +114,13 @@ def checked_addresses(value: list[str]) -> list[str]:
     return value
 
 
+class FrontSettings(ServiceSettings):
+    """Settings of a service that may run as several processes."""
+
+    processes: int = Field(1, ge=1, le=64, description="processes that listen on the port, each the whole service")
+    shared_port: bool = Field(False, description="other processes may listen on the port as well (SO_REUSEPORT)")
+
+
 class EngineSettings(ServiceSettings):
     """Settings of a service with an engine, with or without a model."""
 

@@ -8,7 +8,7 @@ share a pass, and from then on they leave together. Knows clocks and keys; does 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from operator import itemgetter
 
 _ABSENCE_GAIN = 0.25
@@ -71,9 +71,12 @@ class BatchDelay:
         variance = self._variance + 1e-3 * self._rows**2  # equally large passes do not show what rows cost
         return max(0.0, self._pass_s - self._rows * self._covariance / variance)
 
-    def delay_s(self, num_here: int, num_leaving: int, now: float) -> float:
+    def delay_s(
+        self, num_here: int, num_leaving: int, now: float, ignored: Collection[Hashable] = frozenset()
+    ) -> float:
         """The delay before the next pass; 0 for none. ``num_here`` sequences could join it, and ``num_leaving`` of them
-        become absent after it; the others (autonomous decoding, prefill) are in every pass."""
+        become absent after it; the others (autonomous decoding, prefill) are in every pass. ``ignored``: sequences that
+        are not waited for."""
         fixed_s = self.fixed_s
         if fixed_s < _MIN_FIXED_S:
             return 0.0
@@ -83,6 +86,7 @@ class BatchDelay:
             max(since + self._absence_s[key] - now, 0.25 * self._absence_s[key])
             for key, since in self._absent_since.items()
             if self._absence_s.get(key, fixed_s) < fixed_s and now < since + _LATE * self._absence_s[key]
+            if key not in ignored
         )
         num_staying = num_here - num_leaving
         waits = enumerate(sorted(s for s in returning if 0 < s <= longest_s), 1)

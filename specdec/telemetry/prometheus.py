@@ -65,13 +65,7 @@ class Scrape:
 
         Raises ValueError if it cannot listen there.
         """
-        kind = _IPv6Server if ":" in host else ThreadingWSGIServer
-        try:
-            server = make_server(host, port, self._answer, server_class=kind, handler_class=_Silent)
-        except OSError as error:
-            raise ValueError(f"--metrics-port: cannot listen on {host}:{port}: {error}") from error
-        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-        return int(server.server_port)
+        return _serve(self._answer, host, port)
 
     def text(self) -> bytes:
         """All metrics, as CONTENT_TYPE."""
@@ -86,3 +80,24 @@ class Scrape:
         # its whole output within this call.
         with self._one_at_a_time:
             return self._app(environ, start_response)
+
+
+def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Serve /metrics as ``Scrape.serve`` does."""
+    app = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        environ.pop("HTTP_ACCEPT", None)  # as in Scrape
+        return app(environ, start_response)
+
+    return _serve(answer, host, port)
+
+
+def _serve(app: Any, host: str, port: int) -> int:
+    kind = _IPv6Server if ":" in host else ThreadingWSGIServer
+    try:
+        server = make_server(host, port, app, server_class=kind, handler_class=_Silent)
+    except OSError as error:
+        raise ValueError(f"--metrics-port: cannot listen on {host}:{port}: {error}") from error
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_port)

@@ -68,6 +68,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def set_up_logs(service: str, settings: ServiceSettings) -> None:
+    """Log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
+
+
 def set_up(service: str, settings: ServiceSettings, scrape: Scrape | None = None) -> None:
     """Log to standard error; export traces and metrics as OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
 
@@ -76,10 +83,7 @@ def set_up(service: str, settings: ServiceSettings, scrape: Scrape | None = None
     scrape the metrics there as well; ``scrape``, if given, has them too. Raises ValueError if an exporter is not
     installed or the port is not free.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(service))
-    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
-
+    set_up_logs(service, settings)
     # A name in the environment takes precedence: OTEL_SERVICE_NAME, then service.name in OTEL_RESOURCE_ATTRIBUTES.
     own_name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)
     resource = Resource.create({SERVICE_NAME: own_name or service})

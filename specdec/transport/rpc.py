@@ -267,7 +267,7 @@ class Server:
 
     ``callers`` maps methods with request streams to the DNS name that a caller's certificate must have. With ``tls``
     and ``callers``, every caller needs a certificate of our CA; the other methods accept any of its certificates.
-    ``public``: callers may connect over the internet.
+    ``public``: callers may connect over the internet. ``shared_port``: other processes may listen on the ports.
     """
 
     def __init__(
@@ -279,6 +279,7 @@ class Server:
         tls: Tls | None = None,
         callers: Mapping[str, str] | None = None,
         public: bool = False,
+        shared_port: bool = False,
     ) -> None:
         self._services = ["", *services]
         self._settings = settings
@@ -286,7 +287,8 @@ class Server:
         interceptor = _Interceptor(callers or {} if tls else {})
         defaults = _public_options(SERVER_OPTIONS) if public else SERVER_OPTIONS
         # Of two options with one name gRPC takes the first.
-        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*options, *defaults])
+        self._sharing = [("grpc.so_reuseport", int(shared_port))]
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*self._sharing, *options, *defaults])
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:
@@ -301,7 +303,7 @@ class Server:
         self.port = self._listen(self.grpc, self._settings.port, self._credentials)
         if self._settings.health_port is not None:
             # On a port without TLS, because a kubelet's probes do not support it.
-            self._health_alone = grpc.aio.server(options=SERVER_OPTIONS)
+            self._health_alone = grpc.aio.server(options=[*self._sharing, *SERVER_OPTIONS])
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_alone)
             self.health_port = self._listen(self._health_alone, self._settings.health_port)
         self.set_serving(False)

@@ -26,7 +26,7 @@ from specdec.core.rounds import (
     Timings,
     Verdict,
 )
-from specdec.core.sequence import Method, SequenceSpec
+from specdec.core.sequence import Method, Priority, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, MAX_CONFIDENCE, MAX_TREE_NODES, SparseDistribution, TokenTree
 from specdec.transport.logprobs_wire import read_logprobs, write_logprobs
 from specdec.transport.sampling_wire import (
@@ -88,6 +88,11 @@ def write_method(method: Method) -> common_pb2.VerificationMethod:
     return _METHODS[method]
 
 
+def read_priority(value: int) -> Priority | None:
+    """0 is unspecified; None: unknown."""
+    return Priority(value) if value in list(Priority) else None if value else Priority.STANDARD
+
+
 def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = "") -> common_pb2.SequenceSpec:
     return common_pb2.SequenceSpec(
         token_ids=spec.token_ids,
@@ -95,6 +100,7 @@ def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = ""
         method=_METHODS[spec.method],
         model_digest=model_digest,
         traceparent=traceparent,
+        priority=int(spec.priority),  # type: ignore[arg-type]
         **fields_of(spec, _SPEC),
     )
 
@@ -109,6 +115,8 @@ def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec
     method = read_method(message.method)
     if method is None:
         problems.append(("spec.method", f"unknown or unspecified method {message.method}"))
+    if (priority := read_priority(message.priority)) is None:
+        problems.append(("spec.priority", f"unknown priority {message.priority}"))
     ids = message.token_ids[:]  # a list: an iteration over the message takes twice as long
     if not ids:
         problems.append(("spec.token_ids", "must not be empty"))
@@ -118,9 +126,11 @@ def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec
         problems.append(("spec.num_prompt_tokens", f"{message.num_prompt_tokens} of {len(ids)} token_ids"))
     if len(message.cache_salt) > MAX_SALT_BYTES:
         problems.append(("spec.cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {len(message.cache_salt)}"))
-    if problems or method is None:
+    if problems or method is None or priority is None:
         raise InvalidArgument(problems)
-    return SequenceSpec(array("I", ids), sampling=sampling, method=method, **fields_of(message, _SPEC))
+    return SequenceSpec(
+        array("I", ids), sampling=sampling, method=method, priority=priority, **fields_of(message, _SPEC)
+    )
 
 
 def write_target_open(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specdec/v1/common.proto\x12\nspecdec.v1\x1a\x17google/rpc/status.proto\"\xb5\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).specdec.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x15\n\rend_token_ids\x18\n \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12,\n\tbad_words\x18\x0c \x03(\x0b\x32\x19.specdec.v1.TokenSequence\x12\x0f\n\x07grammar\x18\r \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penalty\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"C\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"8\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\x02\"x\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x33\n\x0b\x64raft_probs\x18\x03 \x03(\x0b\x32\x1e.specdec.v1.SparseDistribution\x12\x12\n\nconfidence\x18\x04 \x03(\r\"\xe7\x01\n\x0cSequenceSpec\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12.\n\x06method\x18\x05 \x01(\x0e\x32\x1e.specdec.v1.VerificationMethod\x12\x14\n\x0cmodel_digest\x18\x06 \x01(\t\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\"E\n\rSequenceError\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x8e\x01\n\x04Load\x12\x16\n\x0elive_sequences\x18\x01 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x02 \x01(\r\x12\x15\n\rkv_slots_used\x18\x03 \x01(\r\x12\x16\n\x0ekv_slots_total\x18\x04 \x01(\r\x12\x0e\n\x06passes\x18\x05 \x01(\x04\x12\x14\n\x0copen_streams\x18\x06 \x01(\r\"\xc2\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x10\n\x08instance\x18\t \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\n \x01(\t\x12\x0e\n\x06tokens\x18\x0b \x03(\x0c\x12\x11\n\tmax_chain\x18\x0c \x01(\r\x12\x12\n\nself_draft\x18\r \x01(\t\x12\x1e\n\x16\x66ixed_self_draft_nodes\x18\x0e \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x0f \x03(\t\"?\n\tKeepalive\x12\x14\n\x0ckeepalive_ms\x18\x01 \x01(\r\x12\x1c\n\x14min_ping_interval_ms\x18\x02 \x01(\r\"%\n\x13GetModelInfoRequest\x12\x0e\n\x06tokens\x18\x01 \x01(\x08\"\x86\x01\n\x14GetModelInfoResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\x12\x1e\n\x04load\x18\x02 \x01(\x0b\x32\x10.specdec.v1.Load\x12(\n\tkeepalive\x18\x03 \x01(\x0b\x32\x15.specdec.v1.Keepalive*\x98\x01\n\x12VerificationMethod\x12#\n\x1fVERIFICATION_METHOD_UNSPECIFIED\x10\x00\x12\x1f\n\x1bVERIFICATION_METHOD_COUPLED\x10\x01\x12\x1d\n\x19VERIFICATION_METHOD_TOKEN\x10\x02\x12\x1d\n\x19VERIFICATION_METHOD_BLOCK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specdec/v1/common.proto\x12\nspecdec.v1\x1a\x17google/rpc/status.proto\"\xb5\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).specdec.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x15\n\rend_token_ids\x18\n \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12,\n\tbad_words\x18\x0c \x03(\x0b\x32\x19.specdec.v1.TokenSequence\x12\x0f\n\x07grammar\x18\r \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penalty\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"C\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"8\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\x02\"x\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x33\n\x0b\x64raft_probs\x18\x03 \x03(\x0b\x32\x1e.specdec.v1.SparseDistribution\x12\x12\n\nconfidence\x18\x04 \x03(\r\"\x8f\x02\n\x0cSequenceSpec\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12.\n\x06method\x18\x05 \x01(\x0e\x32\x1e.specdec.v1.VerificationMethod\x12\x14\n\x0cmodel_digest\x18\x06 \x01(\t\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12&\n\x08priority\x18\t \x01(\x0e\x32\x14.specdec.v1.Priority\"E\n\rSequenceError\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x8e\x01\n\x04Load\x12\x16\n\x0elive_sequences\x18\x01 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x02 \x01(\r\x12\x15\n\rkv_slots_used\x18\x03 \x01(\r\x12\x16\n\x0ekv_slots_total\x18\x04 \x01(\r\x12\x0e\n\x06passes\x18\x05 \x01(\x04\x12\x14\n\x0copen_streams\x18\x06 \x01(\r\"\xc2\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x10\n\x08instance\x18\t \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\n \x01(\t\x12\x0e\n\x06tokens\x18\x0b \x03(\x0c\x12\x11\n\tmax_chain\x18\x0c \x01(\r\x12\x12\n\nself_draft\x18\r \x01(\t\x12\x1e\n\x16\x66ixed_self_draft_nodes\x18\x0e \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x0f \x03(\t\"?\n\tKeepalive\x12\x14\n\x0ckeepalive_ms\x18\x01 \x01(\r\x12\x1c\n\x14min_ping_interval_ms\x18\x02 \x01(\r\"%\n\x13GetModelInfoRequest\x12\x0e\n\x06tokens\x18\x01 \x01(\x08\"\x86\x01\n\x14GetModelInfoResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\x12\x1e\n\x04load\x18\x02 \x01(\x0b\x32\x10.specdec.v1.Load\x12(\n\tkeepalive\x18\x03 \x01(\x0b\x32\x15.specdec.v1.Keepalive*\x98\x01\n\x12VerificationMethod\x12#\n\x1fVERIFICATION_METHOD_UNSPECIFIED\x10\x00\x12\x1f\n\x1bVERIFICATION_METHOD_COUPLED\x10\x01\x12\x1d\n\x19VERIFICATION_METHOD_TOKEN\x10\x02\x12\x1d\n\x19VERIFICATION_METHOD_BLOCK\x10\x03*i\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFICATIONMETHOD']._serialized_start=1806
-  _globals['_VERIFICATIONMETHOD']._serialized_end=1958
+  _globals['_VERIFICATIONMETHOD']._serialized_start=1846
+  _globals['_VERIFICATIONMETHOD']._serialized_end=1998
+  _globals['_PRIORITY']._serialized_start=2000
+  _globals['_PRIORITY']._serialized_end=2105
   _globals['_SAMPLINGPARAMS']._serialized_start=65
   _globals['_SAMPLINGPARAMS']._serialized_end=502
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=431
@@ -49,17 +51,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENTREE']._serialized_start=667
   _globals['_TOKENTREE']._serialized_end=787
   _globals['_SEQUENCESPEC']._serialized_start=790
-  _globals['_SEQUENCESPEC']._serialized_end=1021
-  _globals['_SEQUENCEERROR']._serialized_start=1023
-  _globals['_SEQUENCEERROR']._serialized_end=1092
-  _globals['_LOAD']._serialized_start=1095
-  _globals['_LOAD']._serialized_end=1237
-  _globals['_MODELINFO']._serialized_start=1240
-  _globals['_MODELINFO']._serialized_end=1562
-  _globals['_KEEPALIVE']._serialized_start=1564
-  _globals['_KEEPALIVE']._serialized_end=1627
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1629
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1666
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1669
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1803
+  _globals['_SEQUENCESPEC']._serialized_end=1061
+  _globals['_SEQUENCEERROR']._serialized_start=1063
+  _globals['_SEQUENCEERROR']._serialized_end=1132
+  _globals['_LOAD']._serialized_start=1135
+  _globals['_LOAD']._serialized_end=1277
+  _globals['_MODELINFO']._serialized_start=1280
+  _globals['_MODELINFO']._serialized_end=1602
+  _globals['_KEEPALIVE']._serialized_start=1604
+  _globals['_KEEPALIVE']._serialized_end=1667
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1669
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1706
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1709
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1843
 # @@protoc_insertion_point(module_scope)

@@ -14,10 +14,21 @@ class VerificationMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_METHOD_COUPLED: _ClassVar[VerificationMethod]
     VERIFICATION_METHOD_TOKEN: _ClassVar[VerificationMethod]
     VERIFICATION_METHOD_BLOCK: _ClassVar[VerificationMethod]
+
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_STANDARD: _ClassVar[Priority]
+    PRIORITY_BATCH: _ClassVar[Priority]
 VERIFICATION_METHOD_UNSPECIFIED: VerificationMethod
 VERIFICATION_METHOD_COUPLED: VerificationMethod
 VERIFICATION_METHOD_TOKEN: VerificationMethod
 VERIFICATION_METHOD_BLOCK: VerificationMethod
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_STANDARD: Priority
+PRIORITY_BATCH: Priority
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "end_token_ids", "allowed_token_ids", "bad_words", "grammar")
@@ -93,7 +104,7 @@ class TokenTree(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ..., confidence: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "seed", "method", "model_digest", "traceparent", "cache_salt")
+    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "seed", "method", "model_digest", "traceparent", "cache_salt", "priority")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +113,7 @@ class SequenceSpec(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -110,7 +122,8 @@ class SequenceSpec(_message.Message):
     model_digest: str
     traceparent: str
     cache_salt: bytes
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., method: _Optional[_Union[VerificationMethod, str]] = ..., model_digest: _Optional[str] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., method: _Optional[_Union[VerificationMethod, str]] = ..., model_digest: _Optional[str] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class SequenceError(_message.Message):
     __slots__ = ("sequence", "status")

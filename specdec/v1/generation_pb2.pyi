@@ -79,7 +79,7 @@ class ChatMessages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools_json: _Optional[str] = ..., template_kwargs_json: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "stop", "stop_token_ids", "verification", "num_draft_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "logprobs", "grammar", "resume", "cache_salt", "prompt_logprobs", "echo", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "prediction", "return_rounds", "json_schema", "regex", "choices", "reasoning", "adapter")
+    __slots__ = ("text", "token_ids", "chat", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "stop", "stop_token_ids", "verification", "num_draft_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "logprobs", "grammar", "resume", "cache_salt", "prompt_logprobs", "echo", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "prediction", "return_rounds", "json_schema", "regex", "choices", "reasoning", "adapter", "priority")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class GenerateRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: ChatMessages
@@ -172,7 +173,8 @@ class GenerateRequest(_message.Message):
     choices: _containers.RepeatedScalarFieldContainer[str]
     reasoning: bool
     adapter: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., verification: _Optional[_Union[_common_pb2.VerificationMethod, str]] = ..., num_draft_tokens: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., resume: _Optional[_Mapping[int, TokenIds]] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., prediction: _Optional[str] = ..., return_rounds: _Optional[bool] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Iterable[str]] = ..., reasoning: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
+    priority: _common_pb2.Priority
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., verification: _Optional[_Union[_common_pb2.VerificationMethod, str]] = ..., num_draft_tokens: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., resume: _Optional[_Mapping[int, TokenIds]] = ..., cache_salt: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., prediction: _Optional[str] = ..., return_rounds: _Optional[bool] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Iterable[str]] = ..., reasoning: _Optional[bool] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("admission", "chunk", "prompt", "round")
@@ -413,13 +415,21 @@ class DetokenizeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("address", "role", "ready", "problem")
+    __slots__ = ("address", "role", "ready", "problem", "prefix_hits", "prefix_spills", "opened_tokens", "cached_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SPILLS_FIELD_NUMBER: _ClassVar[int]
+    OPENED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     role: str
     ready: bool
     problem: str
-    def __init__(self, address: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
+    prefix_hits: int
+    prefix_spills: int
+    opened_tokens: int
+    cached_tokens: int
+    def __init__(self, address: _Optional[str] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., prefix_hits: _Optional[int] = ..., prefix_spills: _Optional[int] = ..., opened_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...

@@ -5,14 +5,25 @@ from __future__ import annotations
 import pytest
 
 from draft_service.budgets import granted
-from draft_service.engine import DraftOpen
+from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import InvalidArgument, Overloaded, PassFailed
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
-from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.sequence import Method, Priority, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, Candidate, SparseDistribution, TokenTree
 from specdec.server.step_loop import Key
-from testing.misbehaving import MODELS_OWN
-from tests.draft_service.engines import CONTEXT, TABLE, A, B, open_plain, plain, proposed, rest, rest_by_key
+from testing.misbehaving import MODELS_OWN, Misbehaving
+from tests.draft_service.engines import (
+    CONTEXT,
+    TABLE,
+    A,
+    B,
+    open_plain,
+    plain,
+    plain_drafter,
+    proposed,
+    rest,
+    rest_by_key,
+)
 
 chain = TokenTree.chain
 
@@ -216,3 +227,42 @@ def test_a_pass_that_raises_names_its_sequences_and_loses_no_answer():
     with pytest.raises(PassFailed):
         engine.step()
     assert list(engine.working_on()) == [A]
+
+
+# --- priorities ---------------------------------------------------------------------------------------------
+
+
+def prioritized(**priorities: Priority) -> tuple[DraftEngine, Misbehaving, list[float]]:
+    """Sequences by the names of their keys, their prompts taken in; and the time, which is the last of a list."""
+    drafter, times = plain_drafter(), [0.0]
+    engine = DraftEngine(drafter, clock=lambda: times[-1])
+    for name, priority in priorities.items():
+        open_plain(engine, {"a": A, "b": B}[name], priority=priority)
+    rest(engine)
+    del drafter.passes[:]
+    return engine, drafter, times
+
+
+def test_a_batch_request_is_drafted_in_passes_that_no_other_needs():
+    engine, _, _ = prioritized(a=Priority.BATCH, b=Priority.STANDARD)
+    engine.submit(A, Advance(1, 3, (7,), budget=budget(1)))
+    engine.submit(B, Advance(1, 3, (7,), budget=budget(3)))
+    assert [key for key, _ in rest_by_key(engine)] == [B, A], "although it asks for less"
+
+
+def test_batch_requests_alone_share_passes():
+    engine, drafter, _ = prioritized(a=Priority.BATCH, b=Priority.BATCH)
+    for key in (A, B):
+        engine.submit(key, Advance(1, 3, (7,), budget=budget(2)))
+    rest(engine)
+    assert [len(entries) for entries in drafter.passes] == [2, 2]
+
+
+def test_a_batch_request_that_has_waited_joins_the_passes_of_others():
+    engine, drafter, times = prioritized(a=Priority.BATCH, b=Priority.INTERACTIVE)
+    engine.submit(A, Advance(1, 3, (7,), budget=budget(1)))
+    engine.submit(B, Advance(1, 3, (7,), budget=budget(3)))
+    assert list(engine.step()) == []
+    times.append(0.2)
+    assert [key for key, _ in engine.step()] == [A]
+    assert [len(entries) for entries in drafter.passes] == [1, 2]

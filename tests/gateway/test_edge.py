@@ -126,6 +126,24 @@ async def test_a_model_has_the_names_that_it_is_served_under() -> None:
             assert error["message"] == f"The model `{MODEL}` does not exist. Served here: gpt-4o, local"
 
 
+async def test_a_priority_has_a_name_or_vllm_s_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    verify = TableVerifier.verify
+
+    def noted(verifier: TableVerifier, jobs: Sequence[Job[Any]]) -> Any:
+        asked.update(job.open.spec.priority.name.lower() for job in jobs)
+        return verify(verifier, jobs)
+
+    monkeypatch.setattr(TableVerifier, "verify", noted)
+    names = {"interactive": "interactive", -5: "interactive", 0: "standard", 1: "batch", "batch": "batch"}
+    async with serving() as running:
+        for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+            for value, name in names.items():
+                asked.clear()
+                answer = await running.http.post(path, json={**body, "priority": value})
+                assert (answer.status_code, asked) == (200, {name})
+
+
 async def test_an_adapter_is_named_like_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: set[str] = set()
     verify = TableVerifier.verify

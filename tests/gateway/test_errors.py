@@ -61,6 +61,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     *(("completions", {**COMPLETION, name: 1}, name) for name in ("no_such_field", "top-k", "str", "1", " ")),
     *(("completions", {**COMPLETION, "request_id": value}, "request_id") for value in ("", "é", "a b", "a" * 129)),
     ("completions", {**COMPLETION, "verification": "magic"}, "verification"),
+    *(("completions", {**COMPLETION, "priority": value}, "priority") for value in ("urgent", 1 << 63)),
     ("chat/completions", {"max_tokens": 4}, "messages"),
     ("chat/completions", {**CHAT, "messages": []}, "messages"),
     ("chat/completions", {**CHAT, "messages": [{"role": "pirate", "content": "a"}]}, "messages[0].role"),

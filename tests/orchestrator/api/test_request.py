@@ -13,7 +13,7 @@ from orchestrator.api.request_reader import RequestReader
 from orchestrator.request import Caller, DraftOptions, OutputOptions, Request, Stops
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, GRAMMAR, TRANSFORMS, ModelInfo
-from specdec.core.sequence import Method, SamplingParams
+from specdec.core.sequence import Method, Priority, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
 from tests import checkout
 
@@ -161,6 +161,15 @@ def test_a_value_out_of_range_is_refused_by_name(fields, field, words):
     assert words in problems[field]
 
 
+def test_a_priority_is_one_of_the_contract_s():
+    assert [read(priority=number).priority for number in (0, 1, 3)] == [
+        Priority.STANDARD,
+        Priority.INTERACTIVE,
+        Priority.BATCH,
+    ]
+    assert refused(priority=4) == {"priority": "unknown priority 4"}
+
+
 def test_an_adapter_is_one_of_the_target_s():
     target = dataclasses.replace(TARGET, adapters=("sql", "poems"))
     assert [read(target=target, adapter=name).adapter for name in ("", "poems")] == ["", "poems"]
@@ -235,7 +244,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
         *("text", "token_ids", "chat", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
         *("add_special_tokens", "truncate_prompt_tokens", "ignore_eos", "include_stop_str_in_output", "echo"),
         *("skip_special_tokens", "logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words", "prediction"),
-        *("return_rounds", "reasoning", "adapter"),
+        *("return_rounds", "reasoning", "adapter", "priority"),
         *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}

@@ -65,8 +65,10 @@ class FakePool:
     def __init__(self) -> None:
         self.replica = FakeReplica()
 
-    def pick(self, needs: frozenset[str]) -> FakeReplica:
+    def pick(self, avoid: FakeReplica | None, needs: frozenset[str], prefixes: tuple[bytes, ...]) -> FakeReplica:
         return self.replica
+
+    def count_open(self, replica: FakeReplica, prefixes: tuple[bytes, ...]) -> None: ...
 
 
 def asked(temperature: float = 0.0, method: Method = Method.COUPLED) -> tuple[DraftClient, Sequence, FakeReplica]:

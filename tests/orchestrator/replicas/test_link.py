@@ -11,9 +11,8 @@ import pytest
 
 from orchestrator.replicas import lane as lane_
 from orchestrator.replicas import link as link_
-from orchestrator.replicas.frames import TargetFrames
+from orchestrator.replicas.frames import TargetFrames, target_open
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
-from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.replica import Replica, Role
 from specdec.core.errors import ReplicaLost
 from specdec.core.rounds import TargetOpen

@@ -25,6 +25,7 @@ class FakeLink:
         self.num_lanes = num_lanes
         self.draining = self.lost = False
         self.load = Load(live_sequences=num_lanes)
+        self.num_others = 0
 
 
 def _role() -> Role:
@@ -71,6 +72,29 @@ def test_who_lacks_a_capability_is_never_picked_for_it():
     assert pool.pick(needs=needs) is newer
     assert pool.pick(avoid=newer, needs=needs) is newer
     assert _pool(older).pick(needs=needs) is None
+
+
+def test_a_prefix_names_the_same_replica_until_that_is_busier_or_farther_away_than_others():
+    replicas = [_replica(str(number), lanes=4) for number in range(4)]
+    pool, prefixes = _pool(*replicas), (b"a prefix",)
+    [first] = {pool.pick(prefixes=prefixes) for _ in range(20)}
+    assert {pool.pick() for _ in range(200)} == set(replicas), "without a prefix all are picked"
+    assert pool.pick(avoid=first, prefixes=prefixes) is not first
+    first.link.num_lanes = 8
+    [second] = {pool.pick(prefixes=prefixes) for _ in range(20)}
+    assert second is not first
+    first.link.num_lanes, first.load.latency_s = 4, 0.03
+    assert first not in {pool.pick(prefixes=prefixes) for _ in range(20)}
+    first.load.latency_s = 0.014
+    assert {pool.pick(prefixes=prefixes) for _ in range(20)} == {first}
+
+
+def test_sequences_of_other_orchestrators_count():
+    one, other = _replica("one", lanes=2), _replica("other", lanes=2)
+    pool = _pool(one, other)
+    picked = pool.pick(prefixes=(b"a prefix",))
+    picked.link.num_others = 9
+    assert pool.pick(prefixes=(b"a prefix",)) is not picked
 
 
 async def test_when_all_lack_a_capability_it_is_said():

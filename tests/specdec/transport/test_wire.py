@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.replicas.opening import target_open
+from orchestrator.replicas.frames import target_open
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, TargetOpen, Timings, Verdict
-from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.sequence import Method, Priority, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
@@ -75,7 +75,8 @@ sampling = st.builds(
 def specs(draw) -> SequenceSpec:
     ids = draw(st.lists(token, min_size=1, max_size=8).map(partial(array, "I")))
     num_prompt_tokens, method = draw(st.integers(0, len(ids))), draw(st.sampled_from(list(Method)))
-    return SequenceSpec(ids, num_prompt_tokens, draw(sampling), draw(uint64), method, draw(st.binary(max_size=256)))
+    salt, priority = draw(st.binary(max_size=256)), draw(st.sampled_from(list(Priority)))
+    return SequenceSpec(ids, num_prompt_tokens, draw(sampling), draw(uint64), method, salt, priority)
 
 
 def sent(message):
@@ -252,6 +253,7 @@ BAD_SAMPLING = {
         (dict(cache_salt=b"x" * 257), "cache_salt"),
         (dict(method=0), "method"),
         (dict(method=9), "method"),
+        (dict(priority=4), "priority"),
         (dict(sampling=dict(logit_bias={1: 1e9})), "sampling.logit_bias[1]"),
         *((dict(sampling={name: bad}), f"sampling.{name}") for name, values in BAD_SAMPLING.items() for bad in values),
     ],
