@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from specdec.core.sequence import Priority
 from specdec.server.step_loop import Key
 
-AGED_S = 5.0
-"""A sequence that waits for a pass for so long is urgent, whatever its priority: none starves."""
+AGED_S, _MAX_AGED = 5.0, 4
+"""A sequence that waits for a pass for so long is urgent, whatever its priority: none starves. But only so many at a
+time, since the others would wait for all of them together."""
 
 
 class Wait(NamedTuple):
@@ -25,10 +27,6 @@ class Wait(NamedTuple):
     rows: int
     priority: Priority = Priority.STANDARD
     waited_s: float = 0.0
-
-    @property
-    def rank(self) -> Priority:
-        return Priority.INTERACTIVE if self.waited_s > AGED_S else self.priority
 
 
 def always(_: Key) -> bool:
@@ -52,10 +50,13 @@ class Turns:
 
         ``affords`` is asked for each batch sequence that would join others; False: neither it nor any after it does.
         """
+        aged = (key for key, wait in waits.items() if wait.waited_s > AGED_S)
+        urgent = nlargest(_MAX_AGED, aged, key=lambda key: waits[key].waited_s)
         classes: dict[Priority, dict[Key, int]] = {}
         for key in line:
             if (wait := waits.get(key)) is not None:
-                classes.setdefault(wait.rank, {})[key] = wait.rows
+                rank = Priority.INTERACTIVE if key in urgent else wait.priority
+                classes.setdefault(rank, {})[key] = wait.rows
         taken: list[Key] = []
         left = max_rows
         for rank in sorted(classes):

@@ -86,6 +86,13 @@ def test_what_has_waited_for_long_is_urgent():
     assert Key(2, 1) in Turns().take(dict.fromkeys(waits), waits, 2)
 
 
+def test_of_many_that_have_waited_for_long_those_are_urgent_that_have_waited_for_longest():
+    waits = {Key(1, number): Wait(1, BATCH, waited_s=AGED_S + number) for number in range(1, 9)}
+    waits[Key(2, 1)] = Wait(1, STANDARD)
+    taken = Turns().take(dict.fromkeys(waits), waits, 9, affords=lambda _: False)
+    assert {*taken} == {Key(2, 1), *(Key(1, number) for number in range(5, 9))}
+
+
 def test_batch_sequences_join_others_as_far_as_they_can_afford_and_alone_they_pay_nothing():
     batch, others = _line(*[1] * 10, stream=1, priority=BATCH), _line(1, stream=2)
     asked: list[Key] = []
