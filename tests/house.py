@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 16_355,
+    "specdec": 17_655,
     "orchestrator": 7_590,
-    "target_service": 3_540,
-    "draft_service": 2_285,
+    "target_service": 3_545,
+    "draft_service": 2_290,
     "gateway": 4_415,
-    "bench": 7_650,
+    "bench": 8_190,
     "testing": 2_640,
-    "tests": 44_400,
+    "tests": 45_405,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
@@ -42,7 +42,7 @@ MAX_PARAMETERS = 8
 MAX_POSITIONAL = 3
 """Arguments of a call that have no name."""
 
-MAX_LONG_CALLS = 80
+MAX_LONG_CALLS = 92
 """Calls with more of them in the product: mostly of tensors and kernels, which take no names."""
 
 VAGUE_NAMES = ("found", "told", "made", "some", "each", "own", "most", "least", "anew", "astray")
