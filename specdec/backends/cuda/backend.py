@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.backends.base import Backend
+from specdec.backends.common_layer import CommonLayer, replace_layers
 from specdec.backends.cuda.attention import PlannedAttention
-from specdec.backends.cuda.common_layer import CommonLayer, replace_layers
 from specdec.backends.cuda.launches import draw_by_kernels
 from specdec.backends.cuda.memory import PassMemory
 from specdec.backends.cuda.plan import kernel_draws

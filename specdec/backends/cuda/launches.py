@@ -33,6 +33,8 @@ def _kernels() -> Any:
 
 def store_by_kernel(memory: PassMemory, pool: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
     """Write key and value [rows, kv_heads, head_dim] into the slots of their rows."""
+    if key.shape != value.shape:
+        raise NotImplementedError("keys and values of different sizes, which backend torch knows")
     key, value = _rows(key), _rows(value)
     num_rows, kv_heads, head_dim = key.shape
     _kernels().store[(num_rows,)](

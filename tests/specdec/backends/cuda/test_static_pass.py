@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdec.backends.common_layer import CommonLayer
 from specdec.backends.cuda.backend import CudaBackend
-from specdec.backends.cuda.common_layer import CommonLayer
 from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.kvcache.block_pool import SequenceCache
