@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 4_415,
     "bench": 8_190,
     "testing": 2_640,
-    "tests": 45_405,
+    "tests": 45_525,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -26,7 +26,7 @@ from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import PassRows, Segment
 
 BLOCK = 16
-MAX_TOKENS = 300_000 if ON_GPU else 2_000
+MAX_TOKENS = 300_000 if ON_GPU else 4_000
 """In the pool at once."""
 
 SHAPES = {"8B": (4096, 14_336, 32), "1B": (2048, 8192, 16), "0.1B": (576, 1536, 30), "tiny": (128, 256, 2)}
@@ -53,7 +53,7 @@ class Engine:
             num_hidden_layers=num_layers,
             vocab_size=128_256 if ON_GPU else 512,
             num_attention_heads=heads,
-            num_key_value_heads=heads // 3 if heads % 4 else heads // 4 or 1,
+            num_key_value_heads=max(1, heads // (3 if heads % 4 else 4)),
             max_position_embeddings=65_536,
             tie_word_embeddings=shape != "8B",
         )
