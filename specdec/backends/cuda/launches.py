@@ -18,8 +18,9 @@ _MAX_HEADS = 8
 _MIN_LANES = 16
 """Rows of the smallest matrix product."""
 
-_TOKENS, _STEP = 2048, 64
-"""Tokens of a program of ``race``; keys of a step of ``attend``."""
+TOKENS, STEP = 2048, 32
+"""Tokens of a program of ``race``; keys of a step of ``attend``. With 64 keys registers spill (bench/LOG.md,
+2026-11-29)."""
 
 _NO_WINDOW = 1 << 30
 
@@ -76,9 +77,10 @@ def attend_by_kernels(
         softcap=softcap or 0.0,
         BLOCK=memory.block_size,
         RUN=RUN,
-        STEP=_STEP,
+        STEP=STEP,
         DOT=_dot(query.dtype),
         SOFTCAP=softcap is not None,
+        num_warps=num_warps(ROWS * per_program),
         **sizes,
     )
     if memory.shape.in_runs:
@@ -89,7 +91,7 @@ def draw_by_kernels(logits: Tensor, draws: tuple[Tensor, Tensor, Tensor], count:
     """The ``count`` leading tokens of each row [rows, vocab], int32, and their scores, float64. ``draws``: seeds,
     positions and temperatures [rows]."""
     num_rows, vocab_size = logits.shape
-    num_blocks = -(-vocab_size // _TOKENS)
+    num_blocks = -(-vocab_size // TOKENS)
     part_scores, scores = (
         logits.new_empty(num_rows, size, dtype=torch.float64) for size in (num_blocks * count, count)
     )
@@ -97,7 +99,7 @@ def draw_by_kernels(logits: Tensor, draws: tuple[Tensor, Tensor, Tensor], count:
     kernels = _kernels()
     kernels.race[(num_rows, num_blocks)](
         *(logits, logits.stride(0), vocab_size, *draws, part_scores, part_tokens),
-        BLOCK=_TOKENS,
+        BLOCK=TOKENS,
         COUNT=count,
     )
     kernels.leaders[(num_rows,)](
@@ -106,6 +108,11 @@ def draw_by_kernels(logits: Tensor, draws: tuple[Tensor, Tensor, Tensor], count:
         COUNT=count,
     )
     return tokens, scores
+
+
+def num_warps(lanes: int) -> int:
+    """Of a program of ``attend``: so many that its numbers stay in registers."""
+    return 8 if lanes >= 64 else 4
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -7,12 +7,16 @@ multiples of 16; here that is said by hand, because without it another kernel is
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from specdec.backends.cuda import launches
+from specdec.backends.cuda.plan import ROWS, RUN
 
 CAPABILITY = 90
 POINTERS = {
@@ -74,17 +78,19 @@ def usage(cubin: bytes) -> tuple[int, int]:
 
 
 def all_kernels() -> list[Compiled]:
-    """With the sizes of an 8B Llama, and of models with eight query heads, and with one, for each key head."""
+    """For attention by lanes of a program and numbers of a head."""
     import triton.language as tl
 
     table = []
-    for groups, heads in ((4, 4), (8, 8), (1, 2)):
-        sizes = dict(KV_HEADS=8, GROUPS=groups, D=128, WIDTH=128, ROWS=8, HEADS=heads)
-        attend = sizes | dict(BLOCK=16, RUN=512, STEP=64, DOT=tl.bfloat16, SOFTCAP=False)
-        table.append(compiled("attend", f"attend, {8 * heads} lanes", attend))
-        table.append(compiled("combine", f"combine, {8 * heads} lanes", sizes))
+    for heads, width in itertools.product((2, 4, 8), (64, 128, 256)):
+        sizes = dict(KV_HEADS=8, GROUPS=heads, D=width, WIDTH=width, ROWS=ROWS, HEADS=heads)
+        attend = sizes | dict(BLOCK=16, RUN=RUN, STEP=launches.STEP, DOT=tl.bfloat16, SOFTCAP=False)
+        label, warps = f"{ROWS * heads} x {width}", launches.num_warps(ROWS * heads)
+        table.append(compiled("attend", f"attend, {label}", attend, num_warps=warps))
+        table.append(compiled("combine", f"combine, {label}", sizes))
     table.append(compiled("store", "store", dict(KV_HEADS=8, D=128, WIDTH=1024)))
-    table += [compiled("race", f"race, {count} of 2048", dict(BLOCK=2048, COUNT=count)) for count in (1, 8)]
+    sizes = dict(BLOCK=launches.TOKENS)
+    table += [compiled("race", f"race, {count} leaders", sizes | dict(COUNT=count)) for count in (1, 8)]
     table += [compiled("leaders", f"leaders, {count}", dict(PARTS=128 * count, COUNT=count)) for count in (1, 8)]
     return table
 
