@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import torch
@@ -33,7 +34,8 @@ class CudaBackend:
         self._torch = torch_backend
         self.device = torch_backend.device
         self.logits_per_call = torch_backend.logits_per_call
-        self.fingerprint = f"cuda {_VERSION}, {torch_backend.fingerprint}"
+        compiler = f"triton {version('triton')}, " if self.device.type == "cuda" else ""
+        self.fingerprint = f"cuda {_VERSION}, {compiler}{torch_backend.fingerprint}"
 
     @staticmethod
     def why_not(device: torch.device) -> str | None:
