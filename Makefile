@@ -11,7 +11,7 @@ VLLM_READY := $(VLLM)/.ready
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready
 
-.PHONY: help setup setup-vllm demo test test-clients test-failed test-fast test-vllm check format protos clean
+.PHONY: help setup setup-gpu setup-vllm demo test test-clients test-failed test-fast test-vllm check format protos clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +27,11 @@ $(READY): pyproject.toml constraints.txt $(wildcard specdec/backends/avx512/*.[c
 		--no-deps $(TORCH_INDEX:%=--index-url %) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# The kernels for GPUs run in Triton's interpreter then. Not in READY: it takes 600 MB, and tests skip without it.
+setup-gpu: setup ## Add triton to .venv, for the tests of the kernels for GPUs
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt 'triton>=3.6,<4'
 
 setup-vllm: $(VLLM_READY) ## Make .venv-vllm with the CPU build of vLLM (4 GB)
 

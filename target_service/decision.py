@@ -1,8 +1,8 @@
 """Verification of all sequences of a pass: which nodes are accepted, and the token after them.
 
 Knows sampling and verification; does not know the model and its cache. Sequences are grouped by verification method and
-each group is one batch. All tokens drawn for a pass leave the device as one array. Nothing is drawn for sequences that
-want the most likely tokens if the pass has returned these.
+each group is one batch. All tokens drawn for a pass leave the device as one array. Nothing is drawn where the
+pass has returned the tokens.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def decide(cases: Sequence[Case], outputs: Sequence[RowOutputs], backend: Backen
     for index, case in enumerate(cases):
         if case.sampling.takes_most_likely and (most_likely := outputs[index].most_likely) is not None:
             target_tokens[index] = most_likely
+        elif case.sampling.draws_by_logits and (drawn_tokens := outputs[index].drawn) is not None:
+            target_tokens[index] = drawn_tokens
     others = [index for index in range(len(cases)) if index not in target_tokens]
     keyed = [index for index in others if cases[index].spec.keyed_by_token]
     chained = [index for index in others if not cases[index].spec.keyed_by_token]

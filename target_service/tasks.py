@@ -93,7 +93,10 @@ class Task:
         parents = [*range(-1, root), *(root + 1 + parent for parent in tree.parents)]
         first_logits = 0 if self.num_prompt_rows(num_context) else root if ends_with_root else num_rows
         logit_rows = range(first_logits, len(token_ids))
-        self.segment = Segment(token_ids, parents, num_context, block_table=cache.block_table, logit_rows=logit_rows)
+        draw = self.sampling.draw(len(ids)) if self.sampling.draws_by_logits else None
+        self.segment = Segment(
+            token_ids, parents, num_context, block_table=cache.block_table, logit_rows=logit_rows, draw=draw
+        )
 
     @property
     def num_text_rows(self) -> int:

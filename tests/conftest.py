@@ -25,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", default="cpu", help="where tests/parity runs the bundled models: cpu, cuda, cuda:1, ..."
     )
+    parser.addoption("--backend", help="the backend of all tests that name none, as SPECDEC_BACKEND sets it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--backend"):
+        os.environ["SPECDEC_BACKEND"] = config.getoption("--backend")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -77,6 +77,8 @@ MAY_IMPORT = {
     "tenacity": ("orchestrator.replicas", "orchestrator.verifying.target_client"),
     "specdec.backends.torch": ("specdec.backends.torch", "specdec.backends.choice"),
     "specdec.backends.avx512": ("specdec.backends.avx512", "specdec.backends.choice"),
+    "specdec.backends.cuda": ("specdec.backends.cuda", "specdec.backends.choice"),
+    "triton": ("specdec.backends.cuda.kernels",),
     "orchestrator.control": ("orchestrator.control", "orchestrator.decoder", "orchestrator.sample"),
 }
 """Modules and packages that may import the key when they are imported themselves."""

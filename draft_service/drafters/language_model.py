@@ -188,9 +188,8 @@ class LanguageModelDrafter:
             try:
                 if not sequence.branches:
                     self._make_room(caches, len(ids) + len(nodes))
-                draw = _next_draw(sequence) if num_further else None
                 segments[index] = caches[index].segment(
-                    ids, nodes, sequence.tree, reads_end=reads_end, num_further=num_further, draw=draw
+                    ids, nodes, sequence.tree, reads_end=reads_end, num_further=num_further, draw=self._draw(sequence)
                 )
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
@@ -202,6 +201,13 @@ class LanguageModelDrafter:
             if segment.logit_rows:
                 read[index] = output
         return done, read
+
+    def _draw(self, sequence: _Sequence) -> Draw | None:
+        """The draw below the last node, if the model's own logits decide it."""
+        sampling = sequence.state.sampling
+        if sampling is None or not sampling.draws_by_logits:
+            return None
+        return sampling.draw(sequence.base + (1 + sequence.tree.depths[-1] if sequence.tree else 0))
 
     def _follow(self, sequences: Sequence[_Sequence], branches: Sequence[Sequence[Branch]]) -> None:
         moves: list[Move] = []
@@ -254,11 +260,6 @@ def _children(sequence: _Sequence) -> list[Candidate]:
 
 def _is_drawn_chain(sequence: _Sequence) -> bool:
     return _sampling(sequence).draws_by_logits and not sequence.branches
-
-
-def _next_draw(sequence: _Sequence) -> Draw:
-    """The draw of the token below the last node."""
-    return _sampling(sequence).draw(sequence.base + (1 + sequence.tree.depths[-1] if sequence.tree else 0))
 
 
 def _sampling(sequence: _Sequence) -> SamplingState:

@@ -36,8 +36,11 @@ def rank(inputs: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], ranking:
     """
     candidates: dict[int, list[Candidates]] = {}
     for index, (sequence, _, outputs) in enumerate(inputs):
-        if sequence.num_candidates == 1 and _state(sequence).takes_most_likely and outputs.most_likely is not None:
-            candidates[index] = [Candidates((token,)) for token in outputs.most_likely]
+        state = _state(sequence)
+        tokens = outputs.most_likely if state.takes_most_likely else None
+        tokens = outputs.drawn if tokens is None and state.draws_by_logits else tokens
+        if sequence.num_candidates == 1 and tokens is not None:
+            candidates[index] = [Candidates((token,)) for token in tokens]
     others = [index for index in range(len(inputs)) if index not in candidates]
     ranked = _ranked([(*inputs[index][:2], inputs[index][2].logits) for index in others], ranking)
     candidates.update(zip(others, ranked, strict=True))

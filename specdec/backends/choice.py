@@ -6,6 +6,7 @@ import torch
 
 from specdec.backends.avx512.backend import Avx512Backend
 from specdec.backends.base import Backend
+from specdec.backends.cuda.backend import CudaBackend
 from specdec.backends.torch.backend import TorchBackend
 from specdec.backends.torch.onednn_linear import has_native_bfloat16
 
@@ -18,13 +19,17 @@ def default_dtype(device: torch.device) -> str:
 
 
 def choose(name: str, device: torch.device) -> Backend:
-    """The backend called ``name``: torch, avx512, or auto, the fastest one that this machine can run.
+    """The backend called ``name``: torch, avx512, cuda, or auto, the fastest measured one that this machine can run.
 
     Raises ValueError, with a message for the operator, if the machine cannot run it.
     """
     by_torch = TorchBackend(device)
     if name == "torch":
         return by_torch
+    if name == "cuda":
+        if (why_not := CudaBackend.why_not(device)) is not None:
+            raise ValueError(f"--backend cuda cannot be used: {why_not}")
+        return CudaBackend(by_torch)
     if (why_not := Avx512Backend.why_not(device)) is None:
         return Avx512Backend(by_torch)
     if name == "avx512":

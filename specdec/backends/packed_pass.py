@@ -41,7 +41,9 @@ class Attention(Protocol):
 class PackedPass:
     """The context that the attention function gets for a pass."""
 
-    def __init__(self, store: KvStore, rows: PassRows, attention: Attention) -> None:
+    def __init__(self, store: KvStore, rows: PassRows, attention: Attention, num_rows: int | None = None) -> None:
+        """``num_rows``: those that attention computes, if it computes padding as well."""
+        self.num_rows = len(rows) if num_rows is None else num_rows
         self.store = store
         self.rows = rows
         self.attention = attention
@@ -55,12 +57,12 @@ class PackedPass:
         value, only the row's own logits, which are checked themselves.
         """
         if self._last_values is None:  # the model does not use this attention; the probe reports that
-            return torch.ones(len(self.rows), dtype=torch.bool, device=self.store.device)
+            return torch.ones(self.num_rows, dtype=torch.bool, device=self.store.device)
         return self._last_values.sum((1, 2), dtype=torch.float32).isfinite()
 
     def values_are(self, values: Tensor) -> None:
         """Record a layer's values [rows or more, kv_heads, head_dim], before or after they are computed."""
-        self._last_values = values[: len(self.rows)]
+        self._last_values = values[: self.num_rows]
 
     def attend(
         self,
@@ -73,7 +75,7 @@ class PackedPass:
         softcap: float | None,
     ) -> Tensor:
         """The attention of each row over its own text. Returns [padded rows, heads, head_dim]."""
-        num_rows = len(self.rows)
+        num_rows = self.num_rows
         key, value = key[:num_rows], value[:num_rows]
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         output[num_rows:] = 0

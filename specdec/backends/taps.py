@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 
 class Taps:
@@ -40,8 +42,43 @@ class Taps:
         self._states[boundary] = states
         self.num_copied += len(states)
 
+    def taken(self) -> dict[int, Tensor]:
+        """The states that were put in since, by boundary."""
+        states, self._states = self._states, {}
+        return states
+
     def take(self, num_rows: int) -> Tensor:  # [num_rows, boundaries * hidden_size]
         """The states of the last pass's rows, side by side in the order of the boundaries."""
-        states = torch.cat([self._states[boundary][:num_rows] for boundary in self.boundaries], -1)
-        self._states.clear()
-        return states
+        states = self.taken()
+        return torch.cat([states[boundary][:num_rows] for boundary in self.boundaries], -1)
+
+
+def tapped_layers(model: PreTrainedModel, boundaries: Sequence[int]) -> Taps:
+    """Taps of a model that runs its own modules, by hooks. Raises ValueError if there is no such boundary."""
+    body: Any = model.base_model
+    layers: Any = getattr(body, "layers", ())
+    norm: Any = getattr(body, "norm", None)
+    hooks: list[Any] = []
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    taps = Taps(boundaries, len(layers) - (norm is None), remove)
+
+    def note(boundary: int, states: Tensor) -> None:
+        if taps.is_open:
+            taps.put(boundary, states[0].clone())  # later layers may add to it in place
+
+    def before(boundary: int) -> Any:
+        def hook(_: torch.nn.Module, inputs: tuple[Tensor, ...], others: dict[str, Any]) -> None:
+            note(boundary, inputs[0] if inputs else others["hidden_states"])
+
+        return hook
+
+    for boundary in set(boundaries):
+        if boundary < len(layers):
+            hooks.append(layers[boundary].register_forward_pre_hook(before(boundary), with_kwargs=True))
+        else:
+            hooks.append(norm.register_forward_hook(lambda _, __, output: note(len(layers), output)))
+    return taps

@@ -173,9 +173,10 @@ class ModelServiceSettings(EngineSettings):
         description="dtype of weights and cache; auto: on a CPU bfloat16 if supported, else float32; "
         "on other devices the checkpoint's dtype",
     )
-    backend: Literal["auto", "torch", "avx512"] = Field(
+    backend: Literal["auto", "torch", "avx512", "cuda"] = Field(
         "auto",
-        description="backend that computes the passes; auto: avx512 (C kernels) on CPUs with AVX512-BF16, else torch",
+        description="backend that computes the passes; auto: avx512 (C kernels) on CPUs with AVX512-BF16, else torch; "
+        "cuda: graphs and Triton kernels for GPUs (extra gpu), not yet measured",
     )
     kv_slots: int = Field(
         0, ge=0, description="size of the KV cache in tokens, over all sequences; 0: as much as memory_fraction allows"

@@ -21,7 +21,7 @@ class KvStore:
 
     def __init__(self, pool: BlockPool, device: torch.device) -> None:
         self._shape = (pool.num_blocks, pool.block_size)
-        self.device = device
+        self.device, self.block_size = device, pool.block_size
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._described: dict[Hashable, Any] = {}
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NOT_DRAWN = -1
+
 
 class PassOutputs:
     """The outputs of a pass: the rows of its segments in order, then the further rows, one of each segment per step.
@@ -24,12 +26,15 @@ class PassOutputs:
         sound: Tensor | np.ndarray,  # [rows] bool
         most_likely: Sequence[int] | None = None,
         further: Sequence[Sequence[int]] = (),
+        drawn: Sequence[int] | None = None,
     ) -> None:
         """Arrays hold bfloat16 as int16, and become tensors on demand. Every torch call releases the interpreter lock,
         and a thread that sends the last pass's tokens could delay this one there."""
         self._logits, self._features, self._sound = logits, features, sound
         self.most_likely = most_likely
         """The most likely token of each logit row, of ties the lowest id. None: not computed by the pass."""
+        self.drawn = drawn
+        """The token of each logit row by its segment's draw, or NOT_DRAWN. None: the pass draws none."""
         self.further = further
         """Token ids of the further rows of each segment; empty: there are no such rows."""
 
@@ -71,6 +76,12 @@ class RowOutputs:
         """See PassOutputs."""
         most_likely = self._pass.most_likely
         return None if most_likely is None else [most_likely[row] for row in self._logit_rows]
+
+    @property
+    def drawn(self) -> list[int] | None:
+        """The token of each logit row by the segment's draw; None: the pass has not drawn all of them."""
+        drawn = [] if self._pass.drawn is None else [self._pass.drawn[row] for row in self._logit_rows]
+        return drawn if drawn and NOT_DRAWN not in drawn else None
 
     def behind(self, num_logit_rows: int) -> RowOutputs:
         """These outputs without the first logit rows."""

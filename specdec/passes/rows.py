@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,8 @@ class Segment:
     earlier passes, and are attended to but not fed again. ``logit_rows`` are the fed rows that need logits.
 
     ``num_further``: limit of further rows that the pass may decode after the last row, each with the token drawn after
-    the row before it; the block table has room for them. ``draw`` is the first of these draws; None: greedy.
+    the row before it; the block table has room for them. ``draw`` is the first of these draws; None: greedy. A pass may
+    also draw after the other rows, in the same way at their positions, but not without ``draw``.
 
     ``exact``: the rows of a branch get the same bits as the same text without branches, for which each branch reads the
     context separately. A draft does not need this, as its proposals do not decide the output.
@@ -145,6 +146,15 @@ class PassRows:
     def draws(self) -> list[Draw]:
         """The draw after the last row of each segment."""
         return [segment.draw or _GREEDY for segment in self._segments]
+
+    def draws_after(self, rows: Sequence[int]) -> list[Draw | None]:
+        """The draw after each of these rows of the pass, by its segment's ``draw``."""
+        ends = self.last_rows
+        draws = [self._segments[bisect_left(ends, row)].draw for row in rows]
+        return [
+            None if draw is None else draw._replace(position=self.positions[row] + 1)
+            for draw, row in zip(draws, rows, strict=True)
+        ]
 
     @property
     def last_rows(self) -> list[int]:

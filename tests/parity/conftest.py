@@ -19,6 +19,7 @@ from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
 from target_service.self_draft.trees import SelfDraftTrees
 from tests.checkout import DEMO
+from tests.models.poison import poison_static_memory
 from tests.one_thread import one_thread  # noqa: F401
 from tests.parity.written_heads import own_trees, weights
 
@@ -74,12 +75,18 @@ def reference(device: str) -> Reference:
 
 
 @functools.cache
-def load(role: str, dtype: str, device: str = "cpu", backend: str = "auto") -> ModelRunner:
-    """A demo model, once. Each test gives its KV slots back."""
+def load(role: str, dtype: str, device: str = "cpu", backend: str | None = None) -> ModelRunner:
+    """A demo model, once. Each test gives its KV slots back. ``backend``: None: as of ``--backend``."""
+    named = {"backend": backend} if backend else {}
     settings = ModelServiceSettings(
-        model=str(DEMO / role), dtype=dtype, device=device, backend=backend, kv_slots=32768, threads=1
+        model=str(DEMO / role), dtype=dtype, device=device, kv_slots=32768, threads=1, **named
     )
     return load_runner(settings)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_static_memory(monkeypatch)
 
 
 @pytest.fixture(scope="session")

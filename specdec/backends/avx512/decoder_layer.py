@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from specdec.backends.avx512.kernels import kernel
 from specdec.backends.avx512.paged_attention import LayerAttention, PagedAttention
 from specdec.backends.avx512.tiled_linear import Linear
+from specdec.backends.layer_parts import LINEARS, NORMS
+from specdec.backends.observed_pass import AttentionSettings
 from specdec.backends.packed_pass import PackedPass
 from specdec.kvcache.store import KvStore
 
@@ -41,10 +43,6 @@ class Norm(ctypes.Structure):
         weight = getattr(norm, "weight", None)
         has_epsilon = hasattr(norm, "variance_epsilon") or isinstance(getattr(norm, "eps", None), float)
         return has_epsilon and isinstance(weight, Tensor) and weight.dtype is torch.bfloat16 and weight.is_contiguous()
-
-
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-NORMS = ("input_layernorm", "post_attention_layernorm"), ("q_norm", "k_norm")
 
 
 class _Weights(ctypes.Structure):
@@ -72,17 +70,6 @@ class Buffers(ctypes.Structure):
         *((name, _POINTER) for name in ("normed", "query", "key", "value", "attended", "gated")),
         ("num_rows", _INT),
     )
-
-
-class AttentionSettings(NamedTuple):
-    """The arguments with which a layer's own code calls its attention."""
-
-    layer: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None
 
 
 class DecoderLayer(torch.nn.Module):

@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from specdec.backends.avx512.decoder_layer import DecoderLayer, Norm
 from specdec.backends.avx512.decoder_pass import DecoderPass
-from specdec.backends.avx512.observed_pass import ObservedPass, agree
+from specdec.backends.avx512.fused_layers import agree
 from specdec.backends.avx512.tiled_linear import TiledLinear
 from specdec.backends.base import Backend, ModelCall
+from specdec.backends.observed_pass import ObservedPass
 
 
 class _Seen(NamedTuple):

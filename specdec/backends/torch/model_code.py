@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.backends.packed_pass import PackedPass
-from specdec.backends.taps import Taps
+from specdec.backends.taps import Taps, tapped_layers
 from specdec.backends.torch.onednn_linear import min_rows, row_multiple
 from specdec.core.device import indices
 from specdec.passes.outputs import PassOutputs
@@ -55,33 +55,7 @@ class ModelCode:
         return PassOutputs(logits, features[0, : len(logit_rows)], sound)
 
     def tap(self, boundaries: Sequence[int]) -> Taps:
-        body: Any = self._model.base_model
-        layers: Any = getattr(body, "layers", ())
-        norm: Any = getattr(body, "norm", None)
-        hooks: list[Any] = []
-
-        def remove() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        taps = Taps(boundaries, len(layers) - (norm is None), remove)
-
-        def note(boundary: int, states: Tensor) -> None:
-            if taps.is_open:
-                taps.put(boundary, states[0].clone())  # later layers may add to it in place
-
-        def before(boundary: int) -> Any:
-            def hook(_: torch.nn.Module, inputs: tuple[Tensor, ...], others: dict[str, Any]) -> None:
-                note(boundary, inputs[0] if inputs else others["hidden_states"])
-
-            return hook
-
-        for boundary in set(boundaries):
-            if boundary < len(layers):
-                hooks.append(layers[boundary].register_forward_pre_hook(before(boundary), with_kwargs=True))
-            else:
-                hooks.append(norm.register_forward_hook(lambda _, __, output: note(len(layers), output)))
-        return taps
+        return tapped_layers(self._model, boundaries)
 
     def _remember_features(self, _: Any, inputs: tuple[Tensor]) -> None:
         self._features = inputs[0]

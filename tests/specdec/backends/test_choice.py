@@ -39,6 +39,18 @@ def test_backends_that_give_other_bits_have_other_fingerprints() -> None:
     assert choose("torch", CPU).fingerprint != choose("avx512", CPU).fingerprint
 
 
+def test_the_backend_for_gpus_is_chosen_by_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And computes on a CPU as well, for tests."""
+    assert choose("cuda", CPU).name == "cuda"
+    assert choose("cuda", CPU).fingerprint != choose("torch", CPU).fingerprint
+    with pytest.raises(ValueError, match="--backend cuda cannot be used: it computes on GPUs of NVIDIA, not on meta"):
+        choose("cuda", torch.device("meta"))
+    monkeypatch.setattr("specdec.backends.cuda.backend.find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.backends.choice.TorchBackend", lambda device: None)
+    with pytest.raises(ValueError, match="it needs triton"):
+        choose("cuda", torch.device("cuda:0"))
+
+
 def test_replicas_with_equal_digests_compute_with_the_same_backend() -> None:
     def digest(backend: str, fingerprint: str) -> str:
         return Checkpoint.find(str(DEMO / "draft"), "float32", backend, fingerprint).info.model_digest
