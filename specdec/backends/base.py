@@ -67,7 +67,7 @@ class Backend(Protocol):
         """
 
     def pack(self, module: torch.nn.Module) -> None:
-        """Prepare the linear layers of a module next to the model for fast products, in place."""
+        """Prepare a module next to the model, in place: its linear layers, and each SideLayer in it."""
 
     def attention(self, rows: PassRows, block_size: int) -> Attention:
         """The attention of one pass, for all its layers."""

@@ -16,9 +16,11 @@ from specdec.backends.avx512.decoder_layer import DecoderLayer
 from specdec.backends.avx512.fused_layers import fuse_layers
 from specdec.backends.avx512.one_call import in_one_call
 from specdec.backends.avx512.paged_attention import PagedAttention
+from specdec.backends.avx512.side_layer import FusedSideLayer
 from specdec.backends.avx512.tiled_linear import TiledLinear
 from specdec.backends.base import Backend, ModelCall
 from specdec.backends.linears import replace_linears
+from specdec.backends.side_layer import SideLayer
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.passes.rows import PassRows
 
@@ -50,6 +52,10 @@ class Avx512Backend:
 
     def pack(self, module: torch.nn.Module) -> None:
         replace_linears(module, TiledLinear, TiledLinear.takes)
+        for parent in list(module.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, SideLayer) and FusedSideLayer.takes(child):
+                    setattr(parent, name, FusedSideLayer(child))
         self._torch.pack(module)
 
     def attention(self, rows: PassRows, block_size: int) -> PagedAttention:

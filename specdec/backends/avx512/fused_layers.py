@@ -93,7 +93,7 @@ def _has_the_parts(layer: Any) -> bool:
         and set(LINEARS[1]) | {"act_fn"} == of_mlp
         and all(type(linear) is TiledLinear and linear.out_features % _MULTIPLE == 0 for linear in _linears(layer))
         and all(Norm.takes(norm) for norm in _norms(layer))
-        and _is_silu(layer.mlp.act_fn)
+        and is_silu(layer.mlp.act_fn)
     )
 
 
@@ -107,7 +107,7 @@ def _norms(layer: Any) -> list[Any]:
     return [*(getattr(layer, name) for name in NORMS[0]), *of_heads]
 
 
-def _is_silu(activation: Any) -> bool:
+def is_silu(activation: Any) -> bool:
     """Whether ``activation`` is SiLU far from 0 too: a comparison of layers may only reach inputs near 0."""
     numbers = torch.linspace(-30, 30, 1201, dtype=torch.bfloat16)
     return torch.equal(activation(numbers), torch.nn.functional.silu(numbers))
