@@ -66,11 +66,16 @@ class Avx512Backend:
             return self._torch.draw(logits, draws)
         return coupled_draw.coupled_draw(logits, draws)
 
-    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
+    def leaders(
+        self, logits: Tensor, draws: Sequence[Draw], count: int, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not coupled_draw.takes(logits):
-            return self._torch.leaders(logits, draws, count)
+            return self._torch.leaders(logits, draws, count, ids)
         unfiltered = [Draw(SamplingParams(sampling.temperature), seed, position) for sampling, seed, position in draws]
-        return coupled_draw.leaders(logits, unfiltered, min(count, logits.shape[-1]))
+        count = min(count, logits.shape[-1])
+        if ids is not None:  # the noise is that of the whole vocabulary
+            logits = logits.new_full((len(logits), 1 + int(ids.max())), -torch.inf).index_copy_(1, ids, logits)
+        return coupled_draw.leaders(logits, unfiltered, count)
 
     def report(self, model: PreTrainedModel) -> dict[str, int]:
         kinds = {"decoder_layers_in_one_call": DecoderLayer, "linear_layers_in_tiles": TiledLinear}
