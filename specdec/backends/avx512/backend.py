@@ -73,6 +73,9 @@ class Avx512Backend:
             return self._torch.leaders(logits, draws, count, ids)
         unfiltered = [Draw(SamplingParams(sampling.temperature), seed, position) for sampling, seed, position in draws]
         count = min(count, logits.shape[-1])
+        if ids is not None and all(draw.sampling.greedy for draw in draws):
+            tokens, scores = coupled_draw.leaders(logits, unfiltered, count)
+            return ids[tokens], scores
         if ids is not None:  # the noise is that of the whole vocabulary
             logits = logits.new_full((len(logits), 1 + int(ids.max())), -torch.inf).index_copy_(1, ids, logits)
         return coupled_draw.leaders(logits, unfiltered, count)
