@@ -67,7 +67,7 @@ class Backend(Protocol):
         """
 
     def pack(self, module: torch.nn.Module) -> None:
-        """Prepare the linear layers of a module next to the model for fast products, in place."""
+        """Prepare a module next to the model, in place: its linear layers, and each SideLayer in it."""
 
     def attention(self, rows: PassRows, block_size: int) -> Attention:
         """The attention of one pass, for all its layers."""
@@ -75,10 +75,12 @@ class Backend(Protocol):
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, vocab] -> [rows] int64
         """Greedy and coupled sampling: the token that each draw selects from its row."""
 
-    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
+    def leaders(
+        self, logits: Tensor, draws: Sequence[Draw], count: int, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The tokens that a similar model most likely draws from each row [rows, vocab], most likely first, and their
-        scores: [rows, count] int64 and float64. See
-        specdec.sampling.distributions.most_likely_draws."""
+        scores: [rows, count] int64 and float64. See specdec.sampling.distributions.most_likely_draws. ``ids`` [vocab]:
+        the tokens of logits that are a part of the vocabulary; of those only the most likely ones need to be ranked."""
 
     def report(self, model: PreTrainedModel) -> dict[str, int]:
         """Number of modules of a taken model by the kernel that computes them, for the log."""

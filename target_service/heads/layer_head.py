@@ -79,7 +79,8 @@ class LayerHead:
         if lacking := [parent for parent in parents if parent.node not in parent.draft.states]:
             self._feed(lacking)
         logits = self.network.logits(torch.stack([draft.states[node] for draft, node in parents]))
-        return ranked_candidates(logits, self.network.ids, [parent.draw for parent in parents])
+        draws = [parent.draw for parent in parents]
+        return ranked_candidates(logits, self.network.ids, draws, rank=self._runner.backend.leaders)
 
     def end(self, drafts: Sequence[_Draft]) -> None:
         for draft in drafts:

@@ -30,7 +30,7 @@ class Medusa(OfLastState, nn.Module):
     def __init__(self, files: HeadFiles, target: Any, vocab_size: int, backend: Backend, taps: Taps) -> None:
         """``target`` gives the output where the heads have none. Raises ValueError if they do not fit it."""
         super().__init__()
-        self.taps = taps
+        self.taps, self._backend = taps, backend
         self.num_children = max([NUM_CHILDREN, *(1 + rank for path in files.choices for rank in path)])
         like: Tensor = target.get_output_embeddings().weight
         width = like.shape[1]
@@ -71,7 +71,9 @@ class Medusa(OfLastState, nn.Module):
                 break
             logits = self.logits(torch.stack([draft.state.known for draft in deep]), depth)
             draws = [draft.request.sampling.draw(len(draft.request.ids) + depth) for draft in deep]
-            candidates = ranked_candidates(logits, self.ids, draws, num_children=self.num_children)
+            candidates = ranked_candidates(
+                logits, self.ids, draws, num_children=self.num_children, rank=self._backend.leaders
+            )
             for draft, children in zip(deep, candidates, strict=True):
                 draft.state.by_depth.append(children)
         return able

@@ -9,7 +9,6 @@ Acceleration of Large Language Models via Training-Time Test").
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from specdec.backends.base import Backend
 from specdec.backends.packed_pass import PackedPass
+from specdec.backends.side_layer import SideLayer
 from specdec.core.device import indices
 from target_service.heads.checkpoint import EAGLE3, HeadFiles
 from target_service.heads.weights import embedding_of, linear, output_of
@@ -31,10 +31,6 @@ class RecurrentHead(nn.Module):
     whether the state comes before the embedding. Folders are silent about both (target_service.heads.proof).
     ``feeds_normed``: its states are those after the last norm (EAGLE 3.1).
     """
-
-    fc: Any
-    o_proj: Any
-    down_proj: Any
 
     def __init__(self, files: HeadFiles, target: Any, vocab_size: int, backend: Backend) -> None:
         """Raises ValueError if the head does not fit the target."""
@@ -55,21 +51,25 @@ class RecurrentHead(nn.Module):
         self.num_taps = columns // rows if self.kind == EAGLE3 else 1
         output = weights.get("lm_head.weight")
         self.output, self.ids = output_of(files, target, vocab_size, weight=output, width=self.hidden_size)
-        self._norms: dict[str, Tensor] = {}
-        for name, tensor in weights.items():
-            kept = tensor.to(like.device, like.dtype)
-            if "norm." in name:
-                self._norms[name.removeprefix("midlayer.").removesuffix(".weight")] = kept
-            elif name.endswith(("o_proj.weight", "down_proj.weight")) or name == "fc.weight":
-                setattr(self, _attribute(name), linear(kept, weights.get(name.replace(".weight", ".bias")), like))
-        self.to_heads, self._widths = _joined(weights, ("q_proj", "k_proj", "v_proj"), like)
-        self.to_features, _ = _joined(weights, ("gate_proj", "up_proj"), like)
+        self._norms = {
+            name.removeprefix("midlayer.").removesuffix(".weight"): tensor.to(like.device, like.dtype)
+            for name, tensor in weights.items()
+            if "norm." in name
+        }
+        self.fc: Any = _joined(weights, ["fc"], like)
         self._check_widths(files)
-        self._rates = self.options.rates.to(like.device)
+        self.layer: Any = SideLayer(
+            files.layer,
+            to_heads=_joined(weights, [f"midlayer.self_attn.{part}_proj" for part in "qkv"], like),
+            o_proj=_joined(weights, ["midlayer.self_attn.o_proj"], like),
+            norm=self._norms["post_attention_layernorm"],
+            to_features=_joined(weights, ["midlayer.mlp.gate_proj", "midlayer.mlp.up_proj"], like),
+            down_proj=_joined(weights, ["midlayer.mlp.down_proj"], like),
+        )
         backend.pack(self)
 
     def _check_widths(self, files: HeadFiles) -> None:
-        query, key, value = self._widths
+        query, key, value = (len(files.weights[f"midlayer.self_attn.{part}_proj.weight"]) for part in "qkv")
         wide = self.options.num_heads * self.options.head_dim
         if query != wide or key != value or key % self.options.head_dim or wide % key:
             heads = f"{self.options.num_heads} heads of {self.options.head_dim} numbers"
@@ -89,21 +89,8 @@ class RecurrentHead(nn.Module):
         self, token_ids: Sequence[int], states: Tensor, packed_pass: PackedPass, *, layer: int
     ) -> Tensor:  # [rows, hidden_size]
         """The head's states of the rows. Stores their keys and values as those of ``layer``."""
-        options = self.options
         inputs, states = self._entered(self.embedding(indices(token_ids, states.device)), states)
-        angles = indices(packed_pass.rows.positions, states.device)[:, None].float() * self._rates
-        cos, sin = ((options.rotary_scale * part).to(inputs.dtype)[:, None] for part in (angles.cos(), angles.sin()))
-        query, key, value = (
-            part.view(len(inputs), -1, options.head_dim) for part in self.to_heads(inputs).split(self._widths, -1)
-        )
-        query, key, scale = _rotated(query, cos, sin), _rotated(key, cos, sin), 1 / math.sqrt(options.head_dim)
-        attended = packed_pass.attend(
-            layer, query, key, value=value.contiguous(), scale=scale, window=options.window, softcap=None
-        )
-        states = states + self.o_proj(attended.flatten(1))
-        normed = self._normed(states, "post_attention_layernorm")
-        gate, up = self.to_features(normed).chunk(2, -1)
-        outputs: Tensor = states + self.down_proj(options.activation(gate) * up)
+        outputs: Tensor = self.layer(inputs, states, packed_pass, layer=layer)
         return self._normed(outputs, "norm") if self.feeds_normed else outputs
 
     def _entered(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,21 +114,12 @@ class RecurrentHead(nn.Module):
         return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, eps=self.options.eps)
 
 
-def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> tuple[nn.Linear, list[int]]:
-    """Linear layers with the same input as one, and the widths of their outputs."""
-    parts = [next(weights[full] for full in weights if full.endswith(f"{name}.weight")) for name in names]
-    biases = [next((weights[full] for full in weights if full.endswith(f"{name}.bias")), None) for name in names]
+def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> nn.Linear:
+    """Linear layers with the same input as one."""
+    parts = [weights[f"{name}.weight"] for name in names]
+    biases = [weights.get(f"{name}.bias") for name in names]
     bias = None
     if any(part is not None for part in biases):
         pairs = zip(parts, biases, strict=True)
         bias = torch.cat([weight.new_zeros(len(weight)) if part is None else part for weight, part in pairs])
-    return linear(torch.cat(parts), bias, like), [len(weight) for weight in parts]
-
-
-def _attribute(name: str) -> str:
-    return name.removesuffix(".weight").rpartition(".")[2]
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return linear(torch.cat(parts), bias, like)

@@ -33,7 +33,7 @@ class ReDrafter(OfLastState, nn.Module):
         """``target`` gives the embedding, and the output where the head has none. Raises ValueError if it does not fit
         the target."""
         super().__init__()
-        self.taps, weights = taps, files.weights
+        self.taps, self._backend, weights = taps, backend, files.weights
         self.embedding: Any = target.get_input_embeddings()
         like: Tensor = target.get_output_embeddings().weight
         size = like.shape[1]
@@ -81,4 +81,5 @@ class ReDrafter(OfLastState, nn.Module):
         states = self.next_states(torch.stack(before), [parent.token for parent in parents])
         for (draft, node), state in zip(parents, states, strict=True):
             draft.states[node] = state
-        return ranked_candidates(self.logits(target_states, states), self.ids, [parent.draw for parent in parents])
+        logits, draws = self.logits(target_states, states), [parent.draw for parent in parents]
+        return ranked_candidates(logits, self.ids, draws, rank=self._backend.leaders)

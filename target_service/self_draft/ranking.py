@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
-from specdec.core.device import indices, numbers
-from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
 from specdec.sampling.confidence import confidence_of
+from specdec.sampling.ranking import ranked
 from target_service.self_draft.trees import NO_CANDIDATES, NUM_CHILDREN, Candidates
 
-_NUM_POSSIBLE = 256
-"""Tokens of a row that get noise. One behind them hardly ever wins."""
+Rank = Callable[[Tensor, Sequence[Draw], int, Tensor], tuple[Tensor, Tensor]]
+"""See specdec.sampling.ranking.ranked, and specdec.backends.base.Backend.leaders."""
 
 
 def ranked_candidates(
-    logits: Tensor, ids: Tensor, draws: Sequence[Draw], num_children: int = NUM_CHILDREN
+    logits: Tensor, ids: Tensor, draws: Sequence[Draw], *, num_children: int = NUM_CHILDREN, rank: Rank = ranked
 ) -> list[Candidates]:
     """Those of each row of logits [rows, draft vocabulary], of which ``ids``, [draft vocabulary] or one for each logit,
     are the target's. ``draws``: the target's own. None in a row with NaN or infinity."""
-    tokens, scores = ranked(logits, ids, draws, count=num_children)
+    tokens, scores = rank(logits, draws, num_children, ids)
     # Copied from the device once each, for all rows.
-    rows = zip(tokens.tolist(), scores[:, 0].isfinite().tolist(), confidence_of(scores).tolist(), strict=True)
+    sound = logits.isfinite().all(-1)
+    rows = zip(tokens.tolist(), sound.tolist(), confidence_of(scores).tolist(), strict=True)
     return [Candidates(children, confidence) if sound else NO_CANDIDATES for children, sound, confidence in rows]
-
-
-def ranked(logits: Tensor, ids: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
-    """The most likely tokens after each row, and their scores: [rows, count]. A row with NaN has a score of NaN."""
-    best = logits.double().topk(min(_NUM_POSSIBLE, logits.shape[-1]), -1)
-    scores = best.values
-    tokens = ids[best.indices] if ids.dim() == 1 else ids.gather(-1, best.indices)
-    drawn = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
-    if drawn:
-        rows = indices(drawn, logits.device)
-        temperatures = numbers([draws[row].sampling.temperature for row in drawn], logits.device)[:, None]
-        keys = [Key(draws[row].seed, draws[row].position) for row in drawn]
-        key_rows = torch.arange(len(drawn), device=logits.device)[:, None].expand(-1, tokens.shape[1])
-        noise = exponentials_at(keys, key_rows.flatten(), token_ids=tokens[rows].flatten(), domain=Domain.COUPLED)
-        scores[rows] = scores[rows] / temperatures - noise.view_as(key_rows).log()
-    first = scores.topk(min(count, scores.shape[-1]), -1)
-    return tokens.gather(-1, first.indices), first.values

@@ -16,9 +16,11 @@ from specdec.backends.avx512.decoder_layer import DecoderLayer
 from specdec.backends.avx512.fused_layers import fuse_layers
 from specdec.backends.avx512.one_call import in_one_call
 from specdec.backends.avx512.paged_attention import PagedAttention
+from specdec.backends.avx512.side_layer import FusedSideLayer
 from specdec.backends.avx512.tiled_linear import TiledLinear
 from specdec.backends.base import Backend, ModelCall
 from specdec.backends.linears import replace_linears
+from specdec.backends.side_layer import SideLayer
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.passes.rows import PassRows
 
@@ -50,6 +52,10 @@ class Avx512Backend:
 
     def pack(self, module: torch.nn.Module) -> None:
         replace_linears(module, TiledLinear, TiledLinear.takes)
+        for parent in list(module.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, SideLayer) and FusedSideLayer.takes(child):
+                    setattr(parent, name, FusedSideLayer(child))
         self._torch.pack(module)
 
     def attention(self, rows: PassRows, block_size: int) -> PagedAttention:
@@ -60,11 +66,19 @@ class Avx512Backend:
             return self._torch.draw(logits, draws)
         return coupled_draw.coupled_draw(logits, draws)
 
-    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
+    def leaders(
+        self, logits: Tensor, draws: Sequence[Draw], count: int, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not coupled_draw.takes(logits):
-            return self._torch.leaders(logits, draws, count)
+            return self._torch.leaders(logits, draws, count, ids)
         unfiltered = [Draw(SamplingParams(sampling.temperature), seed, position) for sampling, seed, position in draws]
-        return coupled_draw.leaders(logits, unfiltered, min(count, logits.shape[-1]))
+        count = min(count, logits.shape[-1])
+        if ids is not None and all(draw.sampling.greedy for draw in draws):
+            tokens, scores = coupled_draw.leaders(logits, unfiltered, count)
+            return ids[tokens], scores
+        if ids is not None:  # the noise is that of the whole vocabulary
+            logits = logits.new_full((len(logits), 1 + int(ids.max())), -torch.inf).index_copy_(1, ids, logits)
+        return coupled_draw.leaders(logits, unfiltered, count)
 
     def report(self, model: PreTrainedModel) -> dict[str, int]:
         kinds = {"decoder_layers_in_one_call": DecoderLayer, "linear_layers_in_tiles": TiledLinear}

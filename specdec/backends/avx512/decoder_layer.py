@@ -45,7 +45,7 @@ class Norm(ctypes.Structure):
         return has_epsilon and isinstance(weight, Tensor) and weight.dtype is torch.bfloat16 and weight.is_contiguous()
 
 
-class _Weights(ctypes.Structure):
+class Weights(ctypes.Structure):
     _fields_ = (
         *((name, Linear) for names in LINEARS for name in names),
         *((name, Norm) for names in NORMS for name in names),
@@ -53,7 +53,7 @@ class _Weights(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, layer: Any) -> _Weights:
+    def of(cls, layer: Any) -> Weights:
         attention, mlp = layer.self_attn, layer.mlp
         return cls(
             *(getattr(attention, name).described for name in LINEARS[0]),
@@ -80,7 +80,7 @@ class DecoderLayer(torch.nn.Module):
         self.layer = layer
         self.sliding_window = attention.window
         self.attention = attention
-        self._weights = _Weights.of(layer)
+        self._weights = Weights.of(layer)
         self._run: tuple[DecoderLayer, ...] = ()  # those that it computes
         self._together: tuple[DecoderLayer, ...] = ()  # those that are computed in one call with it
         self.lead([self])
@@ -99,7 +99,7 @@ class DecoderLayer(torch.nn.Module):
     def lead(self, run: Sequence[DecoderLayer]) -> None:
         """Become the leader of ``run``: this layer and those after it, of equal sizes, each the input of the next."""
         self._run = tuple(run)
-        self._all_weights = (_Weights * len(run))(*(layer._weights for layer in run))
+        self._all_weights = (Weights * len(run))(*(layer._weights for layer in run))
         for layer in self._run:
             layer._together = self._run
         for layer in self._run[1:]:

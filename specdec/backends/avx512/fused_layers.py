@@ -102,11 +102,11 @@ def _has_the_parts(layer: Any) -> bool:
     return (
         all(type(linear) is TiledLinear and linear.out_features % _MULTIPLE == 0 for linear in parts[0])
         and all(map(Norm.takes, parts[1]))
-        and _is_silu(layer.mlp.act_fn)
+        and is_silu(layer.mlp.act_fn)
     )
 
 
-def _is_silu(activation: Any) -> bool:
+def is_silu(activation: Any) -> bool:
     """Whether ``activation`` is SiLU far from 0 too: a comparison of layers may only reach inputs near 0."""
     numbers = torch.linspace(-30, 30, 1201, dtype=torch.bfloat16)
     return torch.equal(activation(numbers), torch.nn.functional.silu(numbers))

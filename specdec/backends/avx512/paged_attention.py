@@ -21,7 +21,7 @@ from specdec.backends.packed_pass import Attention, PackedPass
 from specdec.kvcache.store import KvStore
 from specdec.passes.rows import KeyCounts, PassRows
 
-LANES, _LINE, _MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
+LANES, LINE, MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
 _ANY_COUNT = KeyCounts((), 1)
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -70,8 +70,8 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and query.dtype is torch.bfloat16
         and key.dtype is torch.bfloat16
         and head_dim == value.shape[2]
-        and head_dim % _LINE == 0
-        and head_dim <= _MAX_HEAD_DIM
+        and head_dim % LINE == 0
+        and head_dim <= MAX_HEAD_DIM
         and query.stride(2) == key.stride(2) == value.stride(2) == 1
         and _compute() is not None
     )

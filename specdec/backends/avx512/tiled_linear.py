@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.backends.avx512.kernels import kernel
 
-_COLUMNS = 32  # outputs of a tile, as in tiled_linear.c
+COLUMNS = 32  # outputs of a tile, as in tiled_linear.c
 
 
 class Linear(ctypes.Structure):
@@ -36,10 +36,10 @@ class TiledLinear(torch.nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        num_tiles = -(-self.out_features // _COLUMNS)
+        num_tiles = -(-self.out_features // COLUMNS)
         # Not a buffer: functions over all buffers, such as ``Module.to``, would move it.
-        self._tiles = weight.new_zeros(num_tiles, self.in_features // 2, _COLUMNS, 2)
-        for number, outputs in enumerate(torch.split(weight.detach(), _COLUMNS)):
+        self._tiles = weight.new_zeros(num_tiles, self.in_features // 2, COLUMNS, 2)
+        for number, outputs in enumerate(torch.split(weight.detach(), COLUMNS)):
             self._tiles[number, :, : len(outputs)] = outputs.view(len(outputs), -1, 2).transpose(0, 1)
         self.nbytes = self._tiles.nbytes
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)

@@ -62,9 +62,11 @@ class CudaBackend:
             return self._torch.draw(logits, draws)
         return draw_by_kernels(logits, self._described(draws))[0][:, 0].long()
 
-    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
-        if self.device.type == "cpu":
-            return self._torch.leaders(logits, draws, count)
+    def leaders(
+        self, logits: Tensor, draws: Sequence[Draw], count: int, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if self.device.type == "cpu" or ids is not None:
+            return self._torch.leaders(logits, draws, count, ids)
         tokens, scores = draw_by_kernels(logits, self._described(draws), min(count, logits.shape[-1]))
         return tokens.long(), scores
 

@@ -16,6 +16,7 @@ from specdec.backends.torch.model_code import ModelCode
 from specdec.backends.torch.onednn_linear import PackedLinear, pack_linears
 from specdec.core.sequence import Draw
 from specdec.passes.rows import PassRows
+from specdec.sampling.ranking import ranked
 
 _CPU_LOGITS_PER_CALL = 1 << 18
 """Rows times vocabulary, 2 MiB in float64: more would not fit into the processor's cache."""
@@ -49,8 +50,10 @@ class TorchBackend:
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         return self._draw.draw(logits, draws)
 
-    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
-        return self._draw.leaders(logits, draws, count)
+    def leaders(
+        self, logits: Tensor, draws: Sequence[Draw], count: int, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._draw.leaders(logits, draws, count) if ids is None else ranked(logits, draws, count, ids)
 
     def report(self, model: PreTrainedModel) -> dict[str, int]:
         modules = list(model.modules())

@@ -13,7 +13,7 @@ from specdec.core.noise import Key
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.sampling.distributions import most_likely_draws, sample_coupled
 from specdec.sampling.noise_cache import KeptRows, PassNoise
-from tests.models.backends import AVX512_ONLY
+from tests.models.backends import AVX512_ONLY, BACKENDS, backend
 from tests.specdec.backends.avx512.common_layers import threads_for_passes
 
 pytestmark = AVX512_ONLY
@@ -137,3 +137,17 @@ def test_a_token_with_a_logit_of_minus_infinity_is_never_drawn_and_nan_does_no_h
 )
 def test_rows_of_another_kind_are_left_to_torch(logits: Tensor, taken: bool) -> None:
     assert coupled_draw.takes(logits) is taken
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_leaders_of_a_part_of_the_vocabulary_have_the_noise_of_their_tokens(name: str) -> None:
+    rng, generator = random.Random(3), torch.Generator().manual_seed(3)
+    for size, count in ((200, 4), (3, 4)):
+        ids = torch.tensor(rng.sample(range(1000), size))
+        logits = torch.randn(5, size, generator=generator) * 3
+        draws = [Draw(SamplingParams(temperature, top_k=1), rng.randrange(99), 7) for temperature in (0, 0.5, 1, 2, 0)]
+        whole = torch.full((5, 1000), -torch.inf).index_copy_(1, ids, logits)
+        expected, expected_scores = backend("torch").leaders(whole, draws, min(count, size))
+        tokens, scores = backend(name).leaders(logits, draws, count, ids)
+        assert torch.equal(tokens, expected)
+        assert torch.allclose(scores, expected_scores, rtol=1e-12)
