@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 16_355,
-    "orchestrator": 7_590,
+    "specdec": 16_415,
+    "orchestrator": 7_690,
     "target_service": 3_540,
     "draft_service": 2_285,
     "gateway": 4_415,
     "bench": 7_650,
-    "testing": 2_640,
-    "tests": 44_400,
+    "testing": 2_645,
+    "tests": 44_550,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
