@@ -36,7 +36,7 @@ from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import LOOKUP, Logprobs, ModelInfo
 from specdec.core.sequence import Priority, SamplingParams
 from specdec.core.tree import EMPTY_TREE
-from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.acceptance import CallersAcceptance
 from specdec.speculation.prompt_lookup import HitRates, PromptLookup
 from specdec.telemetry import setup as telemetry
 
@@ -67,7 +67,7 @@ class Experience:
         self.policies = [DraftLength(self.costs, MAX_DRAFT_TOKENS, ahead) for ahead in (False, True)]
         self.self_draft = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS)
         self.self_lookup = SelfDraftLength(self.costs, MAX_DRAFT_TOKENS, looks_up=True)
-        self.acceptance = AcceptanceModel()
+        self.acceptance = CallersAcceptance()
         self.hit_rates = HitRates()
         self.history = history
 
@@ -106,7 +106,8 @@ class Sample:
         grows_ahead, self_drafts = keyed and num_ahead > 0, keyed and bool(model.self_draft)
         looks_up = model.self_draft == LOOKUP
         num_siblings = 0 if model.max_chain else services.settings.num_siblings
-        acceptance, lookup = AcceptanceModel(experience.acceptance), self._new_lookup()
+        owner = self._request.caller.owner
+        acceptance, lookup = experience.acceptance.of_text(owner), self._new_lookup()
         self._controller: Controller
         if (num_tokens := self._request.drafting.num_tokens) is not None:
             max_self_draft_nodes = num_tokens
@@ -124,6 +125,7 @@ class Sample:
                 max_chain=model.max_chain,
                 self_draft=self_draft if self_drafts else None,
                 self_draft_nodes=model.fixed_self_draft_nodes,
+                owner=owner,
             )
         self._draft = DraftClient(services.drafts, traceparent)
         self._speculation = Speculation(

@@ -25,7 +25,7 @@ from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
 from specdec.server.batch_delay import BatchDelay
-from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.acceptance import CallersAcceptance
 from specdec.speculation.cost import chain_chances, expected_tokens
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
@@ -296,10 +296,14 @@ def adaptive(place: Place, seed: int = 0) -> Run:
     return Run(place, adaptive_controllers(), seed)
 
 
-def adaptive_controllers(max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Callable[[], Controller]:
-    """Makes controllers that share a policy and what is learnt of drafts, as in one orchestrator."""
-    policy, of_all = DraftLength(CostModel(), max_draft_tokens), AcceptanceModel()
-    return lambda: Adaptive(policy, AcceptanceModel(of_all))
+def adaptive_controllers(max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Callable[..., Controller]:
+    """Makes controllers of a caller's texts that share a policy and what is learnt, as in one orchestrator."""
+    policy, acceptance = DraftLength(CostModel(), max_draft_tokens), CallersAcceptance()
+
+    def controller(owner: bytes = b"") -> Controller:
+        return Adaptive(policy, acceptance.of_text(owner))
+
+    return controller
 
 
 def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80, accidents: bool = True) -> float:

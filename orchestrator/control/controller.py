@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.control.draft_length import SURE, DraftLength, best_depth
+from orchestrator.control.draft_length import LEAVE_PASSES, START_DEPTH, DraftLength, best_depth
 from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
@@ -24,8 +24,8 @@ MAX_AUTONOMOUS = 32
 NEXT_ROUND_AT = 0.9
 """Share of a pass after which the next round is sent: passes are not alike."""
 
-LEAVE_LOSS, LEAVE_PASSES, LOOKUP_ROUNDS = 8.0, 128, 4
-"""A text that lost LEAVE_LOSS tokens by drafting decodes autonomously for LEAVE_PASSES passes; soon after that half the
+LEAVE_LOSS, LOOKUP_ROUNDS = 8.0, 4
+"""A text that lost LEAVE_LOSS tokens by lookups decodes autonomously for LEAVE_PASSES passes; soon after that half the
 loss is enough. After a lookup LOOKUP_ROUNDS rounds are not autonomous: copied text continues after an edit."""
 
 
@@ -71,7 +71,7 @@ class Fixed:
 
 
 class _Trust:
-    """Whether a text still uses a source of draft tokens."""
+    """Whether a text still uses lookups."""
 
     def __init__(self) -> None:
         self._lost, self._max_lost, self._back = 0.0, LEAVE_LOSS, 0
@@ -79,14 +79,12 @@ class _Trust:
     def holds(self, now: int) -> bool:
         return now >= self._back
 
-    def book(self, num_lost: float, now: int) -> bool:
-        """``num_lost`` tokens, compared with autonomous decoding. True: the text leaves the source for a while."""
+    def book(self, num_lost: float, now: int) -> None:
+        """``num_lost`` tokens, compared with autonomous decoding. The text may leave lookups for a while."""
         self._lost = max(0.0, self._lost + num_lost)
         self._max_lost += (LEAVE_LOSS - self._max_lost) / 16
-        leaves = self._lost > self._max_lost
-        if leaves:
+        if self._lost > self._max_lost:
             self._lost, self._max_lost, self._back = 0.0, self._max_lost / 2, now + LEAVE_PASSES
-        return leaves
 
 
 class Adaptive:
@@ -101,23 +99,26 @@ class Adaptive:
         max_chain: int = 0,
         self_draft: SelfDraftLength | None = None,
         self_draft_nodes: int = 0,
+        owner: bytes = b"",
     ) -> None:
         """``max_chain``: see specdec.core.rounds.ModelInfo. ``self_draft_nodes``: its fixed number of them.
         ``self_draft``: of a target that drafts by itself; where that pays, no draft is asked, but beside lookups of
-        the target."""
+        the target. ``owner``: of the text."""
         self._self_draft, self._self_draft_nodes = self_draft, self_draft_nodes
-        self._self_draft_acceptance = AcceptanceModel(self_draft.acceptance if self_draft is not None else None)
+        self._self_draft_acceptance = (
+            self_draft.acceptance.of_text(owner) if self_draft is not None else AcceptanceModel()
+        )
         self._target_looks_up = self_draft is not None and self_draft.looks_up
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
         self._num_siblings = num_siblings
         self._chains, self._most = bool(max_chain), max_chain or MAX_TREE_NODES
-        self._member = id(self)
         self._pass = policy.now
         self._num_rounds = 0
         self._to_come = 0  # autonomous verdicts
-        self._trust = {source: _Trust() for source in Source}
+        self._back = 0  # the pass from which on this text may draft
+        self._trust = _Trust()
         # The source for which decoding is not autonomous, and the one to which the next round is charged.
         self._stopped_for: Source | None = None
         self._charged: Source | None = None
@@ -133,21 +134,25 @@ class Adaptive:
             policy.considered(tree_chances(of_ranks), self._most) if policy.ahead and not self._chains else expected
         )
         self_draft_nodes, self_draft_rate = self._best_self_draft()
-        trusts = self._trust[Source.DRAFT].holds(policy.now) and (self._target_looks_up or not self_draft_nodes)
-        drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
+        may_draft = policy.now >= self._back and (self._target_looks_up or not self_draft_nodes)
+        drafts = policy.drafts(expected, of_hit) and may_draft and (policy.on or self._num_rounds > 2)
+        if drafts and policy.on and not policy.pays(expected, of_hit):
+            drafts, self._back = False, policy.now + LEAVE_PASSES
+            self._acceptance.restart()
         if self._drafted and not (drafts or policy.on):
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
         # What is in the text is left to a target that finds it without a trip between two passes.
         but_text = self._target_looks_up and self_draft_nodes > 0 and not policy.on
-        lookup = self._lookup_grants(sequence, most, but_text=but_text) if not policy.checking else []
+        checking = policy.checking and may_draft
+        lookup = self._lookup_grants(sequence, most, but_text=but_text) if not checking else []
         lookup = [each for each in lookup if each[0] > self_draft_rate or self._target_looks_up]
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
         again = self._num_rounds - self._looked_up_at <= LOOKUP_ROUNDS and costs.round_s(0) < 1.25 * costs.alone_s
         stops_for = grants[0].source if grants else Source.LOOKUP if again else None
         self._charged, self._stopped_for = stops_for or self._stopped_for, stops_for
-        num_autonomous = 0 if grants or again or policy.checking else _autonomous(sequence)
+        num_autonomous = 0 if grants or again or checking else _autonomous(sequence)
         if self._to_come:  # they come before anything is verified; meanwhile a draft may grow ahead
             grants = tuple(Grant(each.source, each.num_tokens) for _, each in draft[:1] if policy.ahead)
         num_asked = next((each.num_tokens for each in grants if each.waits), 0)
@@ -179,10 +184,10 @@ class Adaptive:
         policy, costs = self._policy, self._policy.costs
         grants, known = [], costs.known
         if policy.ahead:
-            depth = best_depth(costs, of_hit) if known else SURE
+            depth = best_depth(costs, of_hit) if known else START_DEPTH
             rate = of_hit[depth] / costs.round_s(depth) if policy.on and known else 1e9
             grants.append((rate, Grant(Source.DRAFT, min(depth, most))))
-        if k := min(policy.num_tokens, most):
+        if k := min(policy.num_tokens, len(expected) - 1, most):
             seconds = costs.draft_s(k) + costs.round_s(k)
             grants.append(
                 (
@@ -194,7 +199,7 @@ class Adaptive:
 
     def _lookup_grants(self, sequence: Sequence, most: int, but_text: bool) -> list[tuple[float, Grant]]:
         """With their goodput. ``but_text``: none from the text itself."""
-        known = self._policy.costs.target_known and self._trust[Source.LOOKUP].holds(self._policy.now)
+        known = self._policy.costs.target_known and self._trust.holds(self._policy.now)
         if self._lookup is None or not known or not sequence.num_committed:
             return []
         chances = self._lookup.chances(sequence.ids)[:most]
@@ -209,27 +214,25 @@ class Adaptive:
         policy = self._policy
         self._pass = policy.passed(self._pass)
         self._to_come = record.num_autonomous_left
-        policy.observe(record)
+        policy.costs.observe(record)
         if not record.number:
             return
         if self._self_draft is not None:
-            num_nodes = record.num_nodes if record.source is Source.SELF_DRAFT else 0
-            self._self_draft.observe(record, expected_tokens(self._self_draft_chances(), num_nodes)[-1] - 1)
+            self._self_draft.observe(record, self._self_draft_chances())
         if record.source is Source.SELF_DRAFT:
             self._self_draft_acceptance.observe(record.verified_tree, record.accepted, ended=True)
             return
-        source = record.source or self._charged
         if record.source is Source.DRAFT:
             self._acceptance.observe(record.verified_tree, record.accepted, ended=True)
-        if not record.exchange.round_trip_s or source is None or (source is Source.DRAFT and not policy.on):
+            return
+        if not record.exchange.round_trip_s or (record.source or self._charged) is not Source.LOOKUP:
             return
         # Autonomously it would make a token in each pass of the others.
         took_s = record.exchange.round_trip_s + (record.drafting.waited_s or 0.0)
         depth = max(record.verified_tree.depths, default=0)
         num_lost = took_s / max(policy.costs.alone_s, record.pass_s) - len(record.accepted) - 1
         # A long round that is all wrong is as likely as a short one, and loses more.
-        if self._trust[source].book(num_lost / max(1, depth / SURE), policy.now) and source is Source.DRAFT:
-            self._acceptance.forget()
+        self._trust.book(num_lost / max(1, depth / START_DEPTH), policy.now)
 
 
 def _autonomous(sequence: Sequence) -> int:

@@ -5,8 +5,11 @@ Knows durations and counts; does not know tokens or how many to draft (orchestra
 
 from __future__ import annotations
 
+import bisect
+import operator
 import statistics
 from collections import deque
+from dataclasses import dataclass
 
 from orchestrator.rounds import RoundRecord, Source
 
@@ -19,15 +22,31 @@ NOISE, DRIFT = 0.05, 0.005
 ACCIDENT = 0.25
 """A measurement that is slower than the median of the last three by more than this share is ignored."""
 
+ALIKE, MEMORY = 0.1, 512
+"""Measurements at x that differ by no larger share are one point, which is forgotten after so many others."""
+
 MAX_ROWS = 65
 """Rows of a sequence in a pass; more are a prompt's."""
 
 DEADLINES, DEADLINE_PASSES, MIN_DEADLINE_S = 4.0, 8, 0.05
 """A draft is late after so many times its usual time; an event loop may be busy for MIN_DEADLINE_S."""
 
+_X = operator.attrgetter("x")
 
-class Line:
-    """``fixed + slope x`` in seconds, by least squares that forget: a Kalman filter of the two coefficients."""
+
+@dataclass(slots=True)
+class _Point:
+    """What was measured of late near ``x``."""
+
+    x: float
+    seconds: float
+    at: int  # number of its last measurement
+    num_measured: int = 1
+
+
+class Curve:
+    """Seconds by x: a line, by least squares that forget (a Kalman filter of its two coefficients), bent through what
+    was measured of late: passes have knees and steps."""
 
     def __init__(self, fixed_share: float) -> None:
         """``fixed_share``: of the first measurement, while nothing tells how it depends on x."""
@@ -35,24 +54,58 @@ class Line:
         self.fixed = self.slope = 0.0
         self._covariance = (0.0, 0.0, 0.0)  # of (fixed, fixed), (fixed, slope), (slope, slope)
         self._ratios: deque[float] = deque(maxlen=3)  # measured over expected
+        self._points: list[_Point] = []  # by x
+        self._num_measured = 0
+        self._cache: dict[float, float] = {}
 
     @property
     def known(self) -> bool:
         return bool(self._ratios)
 
     def __call__(self, x: float) -> float:
+        if x not in self._cache:
+            self._cache[x] = self._bent(x)
+        return self._cache[x]
+
+    def _bent(self, x: float) -> float:
+        """Between two points as the straight line between them, elsewhere parallel to the line."""
+        index = bisect.bisect(self._points, x, key=_X)
+        near = self._points[max(0, index - 1) : index + 1]
+        bends = [self._bend_at(point) for point in near]
+        share = (x - near[0].x) / (near[1].x - near[0].x) if len(near) == 2 else 0.0
+        return max(1e-9, self._line(x) + (bends[0] + share * (bends[-1] - bends[0]) if bends else 0.0))
+
+    def measured(self, x: float) -> bool:
+        """Whether it was measured of late at ``x``."""
+        return any(abs(point.x - x) <= ALIKE * x for point in self._points)
+
+    def _bend_at(self, point: _Point) -> float:
+        """How far the point is from the line, without what may be noise."""
+        bend, noise = point.seconds - self._line(point.x), 2 * NOISE * point.seconds
+        return bend * max(0.0, 1 - noise**2 / max(1e-18, point.num_measured * bend**2))
+
+    def _line(self, x: float) -> float:
         return self.fixed + self.slope * x
 
-    def observe(self, x: float, seconds: float) -> None:
+    def observe(self, x: float, seconds: float, usual: bool = True) -> None:
+        """``usual``: it is like those that will follow, so that the curve is bent through it."""
         unit, expected = max(x, 1.0), max(1e-9, self(x))
+        self._cache.clear()
+        self._num_measured += 1
         if not self.known or seconds < expected / 2:  # nothing is that fast by accident: what was known is out of date
             self.fixed, self.slope = self._fixed_share * seconds, (1 - self._fixed_share) * seconds / unit
             self._covariance = seconds**2, 0.0, (seconds / unit) ** 2
             self._ratios.append(1.0)
+            self._points = [_Point(x, seconds, self._num_measured)]
             return
         self._ratios.append(seconds / expected)
-        if seconds > (1 + ACCIDENT) * expected * statistics.median(self._ratios):
-            return
+        if seconds <= (1 + ACCIDENT) * expected * statistics.median(self._ratios):
+            self._fit(x, seconds)
+            if usual:
+                self._bend(x, seconds)
+
+    def _fit(self, x: float, seconds: float) -> None:
+        unit, expected = max(x, 1.0), max(1e-9, self._line(x))
         error = seconds - expected
         a, b, c = self._covariance
         a, c = a + (DRIFT * expected) ** 2, c + (DRIFT * expected / unit) ** 2
@@ -62,17 +115,29 @@ class Line:
         self.fixed, self.slope = self.fixed + gain * error, self.slope + gain_slope * error
         self._covariance = a - gain * with_fixed, b - gain * with_slope, c - gain_slope * with_slope
         if self.slope < 0:  # more never takes less
-            self.fixed, self.slope = max(0.0, self(x)), 0.0
+            self.fixed, self.slope = max(0.0, self._line(x)), 0.0
         elif self.fixed < 0:
-            self.fixed, self.slope = 0.0, max(0.0, self(x)) / unit
+            self.fixed, self.slope = 0.0, max(0.0, self._line(x)) / unit
+
+    def _bend(self, x: float, seconds: float) -> None:
+        self._points = [point for point in self._points if self._num_measured - point.at <= MEMORY]
+        point = min(self._points, key=lambda point: abs(point.x - x), default=None)
+        if point is None or abs(point.x - x) > ALIKE * x:
+            bisect.insort(self._points, _Point(x, seconds, self._num_measured), key=_X)
+            return
+        point.num_measured += 1
+        gain = max(GAIN, 1 / point.num_measured)
+        point.x += gain * (x - point.x)
+        point.seconds += gain * (seconds - point.seconds)
+        point.at = self._num_measured
 
 
 class CostModel:
     """Shared by all sequences of one orchestrator. Durations in seconds."""
 
     def __init__(self) -> None:
-        self._target, self._draft = Line(0.9), Line(0.5)
-        self._alone_s, self._alone_rows = 0.0, 0
+        self._target, self._draft = Curve(0.9), Curve(0.5)
+        self._last_pass = (0, 0)
         self.overhead_s = 0.0
         """Of a round, outside the target's queue and pass."""
         self.hit_rate = 0.5
@@ -100,19 +165,15 @@ class CostModel:
 
     @property
     def alone_s(self) -> float:
-        """A pass in which all sequences decode autonomously: as measured under this load, else by the line. While all
-        draft, the line knows only passes with many rows, and extends badly to few."""
-        return self._alone_s if self._alone_rows == self.num_live else self.target_s(self.num_live)
+        """A pass in which all sequences decode autonomously."""
+        return self.target_s(self.num_live)
 
     def round_s(self, num_nodes: float) -> float:
         """A round in which all sequences verify so many nodes that are there."""
         return self.overhead_s + self.target_s(self.num_live * (num_nodes + 1))
 
-    @property
-    def min_chance(self) -> float:
-        """A draft token that is accepted less often never pays for its row: others of the pass are faster by more. The
-        target must be known."""
-        return self._target.slope * self.num_live / max(1e-9, self.alone_s)
+    def round_measured(self, num_nodes: float) -> bool:
+        return self._target.measured(self.num_live * (num_nodes + 1))
 
     def deadline_s(self, num_tokens: int) -> float:
         """How long ``num_tokens`` are worth waiting for: DEADLINE_PASSES of the target at most, or as many as give so
@@ -126,15 +187,22 @@ class CostModel:
         """The time of one draft token, for a draft that took ``seconds`` for ``num_tokens``. Needs an answer before."""
         return seconds * self.draft_s(1) / max(1e-9, self.draft_s(num_tokens))
 
-    def observe(self, record: RoundRecord, alone: bool = True) -> None:
-        """A round has ended. ``alone``: no sequence drafts, so that no draft slows the pass down."""
+    def observe(self, record: RoundRecord) -> None:
+        """A round has ended."""
         drafting, timings = record.drafting, record.timings
         if drafting.answer is not None:
             self._draft.observe(*drafting.answer)
         if not record.number:
             return  # an open's pass contains a prefill
         self.num_live = max(1, record.exchange.num_live, timings.sequences)
-        self._passed(timings.rows, timings.sequences, max(1e-6, record.pass_s), alone)
+        this_pass = timings.pass_us, timings.rows
+        # All sequences of a pass report it.
+        if (
+            this_pass != self._last_pass or timings.sequences == 1
+        ) and 0 < timings.rows <= MAX_ROWS * timings.sequences:
+            self._last_pass = this_pass
+            # Where some sequences are absent, the draft may be busy with them, and slow the pass down.
+            self._target.observe(timings.rows, max(1e-6, record.pass_s), usual=timings.sequences >= self.num_live)
         if drafting.arrived is not None:
             self.hit_rate += GAIN * (drafting.arrived - self.hit_rate)
         if record.exchange.round_trip_s is not None:
@@ -143,11 +211,3 @@ class CostModel:
         if record.source is Source.DRAFT and drafting.num_asked:
             rows = record.num_nodes / (1 + max(record.verified_tree.depths))
             self.rows_per_token += GAIN * (rows - self.rows_per_token)
-
-    def _passed(self, rows: int, num_sequences: int, seconds: float, alone: bool) -> None:
-        if not 0 < rows <= MAX_ROWS * num_sequences:
-            return
-        self._target.observe(rows, seconds)
-        if alone and rows == self.num_live:
-            usual_s = self._alone_s if self._alone_rows == rows else seconds
-            self._alone_s, self._alone_rows = usual_s + GAIN * (min(seconds, 2 * usual_s) - usual_s), rows

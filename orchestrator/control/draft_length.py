@@ -1,7 +1,8 @@
 """How many tokens to draft: one decision per pass of the target, for all its sequences.
 
-The goodput (specdec/speculation/cost.py) is compared with that of the target alone. All sequences of a pass decide
-alike: one that drafts alone makes the others' passes longer, and misses some of them.
+The goodput (specdec/speculation/cost.py) is compared with that of the target alone. The sequences of a pass share the
+longest draft, which all wait for, and the price of a row, by which a text may have fewer. They draft in the same pass:
+one that drafts alone makes the others' passes longer, and misses some of them.
 """
 
 from __future__ import annotations
@@ -10,30 +11,38 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.rounds import RoundRecord
+from specdec.core.limits import MAX_DRAFT_TOKENS
 from specdec.core.rounds import OVERRUN
 from specdec.speculation.cost import Round, best_number, expected_tokens, mean_round
 
 ON, OFF, OFF_PASSES = 1.05, 1.00, 3
 """Goodput over that of the target alone: drafting begins at ON, and ends after OFF_PASSES passes below OFF."""
 
-START_TOKENS, PROBE_SEQUENCES = 2, 4
-"""Draft tokens of a probe, and of the start among several sequences; sequences that probe."""
+LEAVE, LEAVE_PASSES = 0.9, 128
+"""A text with less than LEAVE of the tokens that it would make without drafts decodes autonomously for LEAVE_PASSES
+passes."""
 
-FIRST_PAUSE, LONGEST_PAUSE, PAUSE_PER_WAIT = 8, 256, 32
-"""Passes between two probes while drafting is off, doubled each time, and PAUSE_PER_WAIT for each pass of waiting."""
+START_TOKENS = 2
+"""Draft tokens of a probe."""
 
-SURE = 8
-"""Draft tokens that are always considered. More are as long as they may pay for their rows."""
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE_PER_LOSS = 8, 512, 64
+"""Passes between two probes while drafting is off, doubled each time, and PAUSE_PER_LOSS for each pass that is lost."""
 
-MIN_GAIN = 0.01
-"""Expected tokens of one draft token more, below which it is not considered."""
+START_DEPTH = 8
+"""Draft tokens of a tree that grows ahead while nothing is known of its costs."""
+
+MIN_PRICE = 0.01
+"""The least chance of a draft token that is verified: even free rows take time."""
 
 LOAD_CHANGE = 2
 """With so many times as many sequences, or as few, the costs are others: drafting is probed at once."""
 
+SETTLE_PASSES = 4
+"""More draft tokens are tried when a pass with the present ones was measured, or after so many passes."""
+
 CHECK_EVERY = 64
-"""Passes after which two go without drafts, to measure the target alone."""
+"""Passes after which two go without drafts, to measure the target alone; where drafting gains more, more passes, as it
+costs more and matters less."""
 
 
 class DraftLength:
@@ -47,15 +56,17 @@ class DraftLength:
         """Number of the pass."""
         self.num_tokens = 0
         """Draft tokens that a round waits for; 0: it takes what is there."""
-        self._expected, self._expected_of_hit = [1.0] * (SURE + 1), [1.0] * (SURE + 1)  # tokens of a round
+        self.price = MIN_PRICE
+        """Chance of a draft token that pays for its row: the seconds of a row, times the tokens per second of the pass
+        that it makes longer."""
+        # Tokens of a round by the number of draft tokens, means over the texts.
+        self._expected, self._expected_of_hit = [1.0, 1.0], [1.0, 1.0]
         self._reviewed = -1
-        self._stretch = 1.0  # rounds with drafts: measured over expected time
-        self._load = 1
+        self._load, self._paid = 1, 1  # sequences, and the last draft tokens that paid with so many
         self._below = 0  # passes below OFF
-        self._begun = self._checked = 0  # when drafting, and its last check, began
+        self._moved = 0  # when the draft tokens changed
+        self._begun = self._next_check = 0  # when drafting began, and is checked again
         self._pause, self._next_probe, self._probe_until = FIRST_PAUSE, 0, 0
-        self._probing: set[int] = set()
-        self._num_probes = 0
 
     def passed(self, before: int) -> int:
         """The pass after ``before``, which was that of a sequence's last verdict."""
@@ -65,127 +76,140 @@ class DraftLength:
     @property
     def checking(self) -> bool:
         """Drafting pauses, to measure the target alone."""
-        return self.on and self.now - self._checked >= CHECK_EVERY
+        return self.on and self.now >= self._next_check
 
     def considered(self, chances: Iterable[float], max_nodes: int) -> list[float]:
-        """Expected tokens of a round with 0, 1, ... draft tokens of these falling ``chances``: at least SURE, and as
-        many as may pay for their rows. Those beyond ``max_nodes``, which the target does not verify, give none."""
-        max_nodes = min(max_nodes, self.most)
-        within = itertools.islice(chances, max_nodes)
-        sure = list(itertools.islice(within, SURE))
-        if self.costs.target_known:
-            sure.extend(itertools.takewhile(self.costs.min_chance.__le__, within))
-        return expected_tokens(sure, max(SURE, len(sure)))
+        """Expected tokens of a round with 0, 1, ... draft tokens of these falling ``chances``: one, and as many as pay
+        for their rows. The target does not verify more than ``max_nodes``."""
+        within = itertools.islice(chances, min(max_nodes, self.most))
+        worth = [next(within), *itertools.takewhile(self.price.__le__, within)]
+        return expected_tokens(worth, len(worth))
 
     def goodput(self, num_tokens: int) -> float:
         """Tokens per second of one sequence if all wait for so many draft tokens."""
-        return self._rate(num_tokens, self._hit() if self.ahead else None)
+        return self._round(num_tokens, self._expected, self._hit(self._expected_of_hit)).tokens_per_s
 
-    def _rate(self, num_tokens: int, hit: Round | None) -> float:
-        expected = self._expected
+    def pays(self, expected: Sequence[float], of_hit: Sequence[float]) -> bool:
+        """Whether a text with these expected tokens gains where all draft, so many tokens as now or more: a round of
+        theirs takes it some passes, in each of which it would make a token without drafts."""
+        hit, num_live = self._hit(of_hit), self.costs.num_live
+        for number in range(self.num_tokens, max(self.num_tokens + 1, len(expected))):
+            mean = self._round(number, expected, hit)
+            pass_s = max(self.costs.alone_s, self.costs.target_s(num_live * (1 + number)))
+            if mean.tokens * pass_s >= LEAVE * mean.seconds:
+                return True
+        return False
+
+    def _round(self, num_tokens: int, expected: Sequence[float], hit: Round | None) -> Round:
+        # Where the expected tokens end, further draft tokens give nothing.
         mean = Round(expected[min(num_tokens, len(expected) - 1)], self._seconds(num_tokens))
         if hit is not None:
             mean = mean_round(hit, mean, self.costs.hit_rate)
-        return mean.tokens / (mean.seconds * self._stretch)
+        return mean
 
-    def _hit(self) -> Round:
-        """A round for which a tree has arrived."""
-        depth = best_depth(self.costs, self._expected_of_hit)
-        return Round(self._expected_of_hit[depth], self.costs.round_s(depth))
+    def _hit(self, expected: Sequence[float]) -> Round | None:
+        """A round for which a tree has arrived, where drafts grow ahead."""
+        if not self.ahead:
+            return None
+        depth = best_depth(self.costs, expected)
+        return Round(expected[depth], self.costs.round_s(depth))
 
-    def _best(self) -> int:
-        hit = self._hit() if self.ahead else None
-        return max(range(0 if self.ahead else 1, len(self._expected)), key=lambda number: self._rate(number, hit))
+    def _best(self, last: int = MAX_DRAFT_TOKENS) -> int:
+        """The number with the highest goodput, ``last`` at most."""
+        hit = self._hit(self._expected_of_hit)
+        numbers = range(0 if self.ahead else 1, min(last, len(self._expected) - 1) + 1)
+        return max(numbers, key=lambda number: self._round(number, self._expected, hit).tokens_per_s)
+
+    @property
+    def _settled(self) -> bool:
+        """A pass with the present draft tokens is known."""
+        return self.costs.round_measured(self.num_tokens) or self.now - self._moved > SETTLE_PASSES
 
     def _seconds(self, num_tokens: int) -> float:
         return self.costs.draft_s(num_tokens) + self.costs.round_s(num_tokens * self.costs.rows_per_token)
 
-    def observe(self, record: RoundRecord) -> None:
-        """A round of any sequence has ended."""
-        self.costs.observe(record, alone=self.checking if self.on else self.now >= self._probe_until)
-        drafting = record.drafting
-        round_trip_s, num_tokens = record.exchange.round_trip_s, min(drafting.num_asked, self.most)
-        if self.on and record.num_nodes and num_tokens and round_trip_s and drafting.waited_s:
-            ratio = (drafting.waited_s + round_trip_s) / self._seconds(num_tokens)
-            self._stretch += 0.05 / self.costs.num_live * (min(3.0, max(0.5, ratio)) - self._stretch)
-
-    def drafts(self, member: int, expected: Sequence[float], of_hit: Sequence[float], probes: bool) -> bool:
-        """Whether sequence ``member`` drafts in this pass. Called once per pass. ``expected``: tokens of a round by the
-        number of draft tokens that are waited for; ``of_hit``: by the number of the best nodes of a tree that has
-        arrived. ``probes``: it may be one of those that probe."""
-        # A probe counts for those that have not tried for long.
-        if self.on or member in self._probing or not self._probing:
-            weight = 1 / min(self.costs.num_live, len(self._probing) or self.costs.num_live)
-            self._expected = _moved(self._expected, expected, weight)
-            self._expected_of_hit = _moved(self._expected_of_hit, of_hit, weight)
+    def drafts(self, expected: Sequence[float], of_hit: Sequence[float]) -> bool:
+        """Whether the sequences of this pass draft. Called once per pass by each of them. ``expected``: tokens of a
+        round by the number of draft tokens that are waited for; ``of_hit``: by the number of the best nodes of a tree
+        that has arrived."""
+        weight = 1 / self.costs.num_live
+        self._expected = _moved(self._expected, expected, weight)
+        self._expected_of_hit = _moved(self._expected_of_hit, of_hit, weight)
         if self.now != self._reviewed:
             self._reviewed = self.now
             self._review()
-        if self.on:
-            return not self.checking
-        if self.now >= self._probe_until or not probes:
-            return False
-        if len(self._probing) < max(1, min(PROBE_SEQUENCES, self.costs.num_live // 4)):
-            self._probing.add(member)
-        return member in self._probing
+            self.price = self._price()
+        return self.now < self._probe_until or (self.on and not self.checking)
+
+    def _price(self) -> float:
+        costs = self.costs
+        if not costs.target_known:
+            return MIN_PRICE
+        number = max(1, self.num_tokens) if self.on else 1
+        row_s = costs.target_s(costs.num_live * (number + 1)) - costs.target_s(costs.num_live * number)
+        return max(MIN_PRICE, row_s * (self.goodput(number) if self.on else 1 / costs.alone_s))
 
     def _review(self) -> None:
         costs = self.costs
         if not costs.known:
             if self.now >= self._next_probe:
-                # One number of tokens does not tell how the time depends on it.
-                self._probe((START_TOKENS, 1)[self._num_probes % 2])
+                self._probe()
             return
         if not self._load / LOAD_CHANGE < costs.num_live < self._load * LOAD_CHANGE:
-            self._load, self._stretch = costs.num_live, 1.0
+            self._load, self._paid = costs.num_live, 1
             self._pause, self._next_probe = FIRST_PAUSE, self.now
             self.num_tokens = min(self.num_tokens, START_TOKENS)
+        if self.on:
+            self._continue()
+            return
         best = self._best()
         gain = self.goodput(best) * costs.alone_s
-        if self.on:
-            self._continue(best, gain)
-        elif self._probing and self.now >= self._probe_until:
-            self._probing.clear()
-            if gain >= ON:
-                self.on, self._below, self._begun = True, 0, self.now
-                self._checked = self.now
-                self.num_tokens = min(best, START_TOKENS) if costs.num_live > 1 else best
+        if gain >= ON:
+            self._probe_until = 0
+            self.on, self._below, self._begun, self._moved = True, 0, self.now, self.now
+            self._next_check = self.now + CHECK_EVERY
+            self.num_tokens = min(best, self._paid) if costs.num_live > 1 and not self.ahead else best
         elif self.now >= self._next_probe:
-            self._stretch += 0.5 * (1 - self._stretch)  # it may be out of date
             costs.hit_rate = max(costs.hit_rate, 0.5)
-            self._probe(START_TOKENS)
+            self._probe()
 
-    def _continue(self, best: int, gain: float) -> None:
+    def _continue(self) -> None:
+        # One more than at present at most: what is far away is not measured. Ahead there is another top at 0.
+        settled = self._settled
+        best = self._best() if self.ahead else self._best(self.num_tokens + settled)
+        gain = self.goodput(best) * self.costs.alone_s
         if self.checking:
-            if self.now >= self._checked + CHECK_EVERY + OVERRUN:
-                self._checked = self.now
+            if self.now >= self._next_check + OVERRUN:
+                self._next_check = self.now + round(CHECK_EVERY * max(1.0, gain))
             return
-        self.num_tokens += (best > self.num_tokens) - (best < self.num_tokens)
-        below = self.goodput(self.num_tokens) * self.costs.alone_s < OFF
-        self._below = self._below + 1 if below else 0
-        if self._below >= OFF_PASSES and gain < ON:
+        rises = not settled or best > self.num_tokens
+        if best != self.num_tokens:
+            self.num_tokens, self._moved = best, self.now
+        if gain >= OFF:
+            self._paid, self._below = best, 0
+        elif not rises or self.goodput(self._best()) * self.costs.alone_s < OFF:
+            self._below += 1
+        if self._below >= OFF_PASSES:
             self.on = False
             if self.now - self._begun > self._pause:
                 self._pause = FIRST_PAUSE
             self._wait_for_probe(self.now)
 
-    def _probe(self, num_tokens: int) -> None:
-        self.num_tokens = 0 if self.ahead else min(num_tokens, self.most)
-        self._num_probes += 1
-        self._probing.clear()
+    def _probe(self) -> None:
+        self.num_tokens = 0 if self.ahead else min(START_TOKENS, self.most)
         # Autonomous verdicts in flight come first. What grows ahead is there some passes later.
-        self._probe_until = self.now + OVERRUN + (6 if self.ahead else 1 if self._wait_passes > 1 else 2)
+        self._probe_until = self.now + OVERRUN + (6 if self.ahead else 1 if self._lost_passes > 1 else 2)
         self._wait_for_probe(self._probe_until)
 
     @property
-    def _wait_passes(self) -> float:
-        """Passes for which a probe waits for the draft."""
+    def _lost_passes(self) -> float:
+        """Passes that a round of a probe takes longer than one of the target alone."""
         if self.ahead or not self.costs.known:
             return 0.0
-        return self.costs.draft_s(START_TOKENS) / self.costs.alone_s
+        return self._seconds(START_TOKENS) / self.costs.alone_s - 1
 
     def _wait_for_probe(self, now: int) -> None:
-        pause = max(self._pause, round(PAUSE_PER_WAIT * self._wait_passes))
+        pause = max(self._pause, round(PAUSE_PER_LOSS * self._lost_passes))
         self._next_probe = now + min(pause, LONGEST_PAUSE)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
@@ -211,10 +235,9 @@ def best_depth(costs: CostModel, expected: Sequence[float]) -> int:
 
 
 def _moved(means: list[float], values: Sequence[float], weight: float) -> list[float]:
-    """Where one of them ends, further draft tokens give nothing."""
     longer = [*means, *itertools.repeat(means[-1], len(values) - len(means))]
     padded = itertools.chain(values, itertools.repeat(values[-1]))
     moved = [mean + weight * (value - mean) for mean, value in zip(longer, padded, strict=False)]
-    while len(moved) > SURE + 1 and moved[-1] - moved[-2] < MIN_GAIN:
+    while len(moved) > 2 and moved[-1] - moved[-2] < MIN_PRICE:
         moved.pop()
     return moved

@@ -8,6 +8,7 @@ token and block verification a proposal must not depend on it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,10 +19,16 @@ PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 """Initial share of right guesses per rank where all guesses of lower rank were wrong. The first is the acceptance of a
 good draft, the others were measured with a small model at temperature 1 (bench/LOG.md, 2026-11-22)."""
 
-_PRIOR_TRIALS, _CONFIDENCE_TRIALS = 6, 12
-"""Weights of a rank's prior, and of its share over all confidence buckets as the prior of one bucket."""
+_START_TRIALS, _PRIOR_TRIALS, _CONFIDENCE_TRIALS = 6, 12, 12
+"""Weights of PRIOR, of what others' texts have shown as the prior of a text, and of a rank's share over all confidence
+buckets as the prior of one bucket."""
 _MEMORY_TRIALS, _MEMORY_TRIALS_OF_ALL = 100, 500
 """Memories of the statistics of one text, and of all texts."""
+_MAX_CALLERS = 1024
+"""Callers that are remembered, the latest ones."""
+
+_CHANGE = 8.0
+"""A text has changed when its latest trials are so much more likely, in nats, with another share."""
 
 
 class AcceptanceRate:
@@ -36,34 +43,63 @@ class AcceptanceRate:
         self._memory = memory
         self._right, self._tried = prior * trials, trials
 
-    def observe(self, right: int, tried: int) -> None:
+    def observe(self, right: float, tried: float) -> None:
         """Count ``tried`` tokens, of which ``right`` were accepted."""
         forget = 1 - tried / self._memory
         self._right = forget * self._right + right
         self._tried = forget * self._tried + tried
-
-    def forget(self, trials: float) -> None:
-        """Reduce the weight of past observations to at most ``trials``."""
-        forget = min(1.0, trials / max(1.0, self._tried))
-        self._right, self._tried = forget * self._right, forget * self._tried
 
     def share(self, prior: float = 0.0, trials: float = 0.0) -> float:
         """The accepted share, 0 to 1, with ``trials`` more tokens at a share of ``prior``. Needs at least one token."""
         return (self._right + trials * prior) / (self._tried + trials)
 
 
+class _RateOfText(AcceptanceRate):
+    """The share of one text, which may change: then what was observed before is forgotten. The prior counts as a part
+    of what was observed. (Page 1954, cumulative sums, against half of the rights and half of the wrongs.)"""
+
+    __slots__ = ("_prior_trials", "_since")
+
+    def __init__(self) -> None:
+        super().__init__(_MEMORY_TRIALS)
+        self._prior_trials = float(_PRIOR_TRIALS)
+        self._since = [(0.0, 0.0, 0.0)] * 2  # evidence of either change in nats, right and tried tokens since it began
+
+    def observe(self, right: float, tried: float) -> None:
+        usual = (self._right + 1) / (self._tried + 2)
+        super().observe(right, tried)
+        self._prior_trials *= 1 - tried / self._memory
+        for index, share in enumerate((usual / 2, (1 + usual) / 2)):
+            evidence, right_since, tried_since = self._since[index]
+            evidence += right * math.log(share / usual) + (tried - right) * math.log((1 - share) / (1 - usual))
+            since = (evidence, right_since + right, tried_since + tried) if evidence > 0 else (0.0, 0.0, 0.0)
+            self._since[index] = since
+            if evidence > _CHANGE:
+                _, self._right, self._tried = since
+                self._since, self._prior_trials = [(0.0, 0.0, 0.0)] * 2, 0.0
+                return
+
+    def forget(self) -> None:
+        """Reduce the weight of all observations to that of a prior."""
+        kept = min(1.0, _PRIOR_TRIALS / (self._tried + self._prior_trials))
+        self._right, self._tried = kept * self._right, kept * self._tried
+        self._prior_trials *= kept
+
+    def with_prior(self, prior: float) -> float:
+        return self.share(prior, self._prior_trials)
+
+
 class AcceptanceModel:
     """The share of right guesses per rank where all lower ranks were wrong, with the effect of the confidence bucket.
 
-    One model is per text, with ``of_all``, the model of all texts, as its prior; ``of_all`` also learns from its
-    observations. The effect of the confidence bucket is the same for all texts."""
+    One model is per text, with ``of_all``, the model of all texts or of those of one caller, as its prior; ``of_all``
+    also learns from its observations. The effect of the confidence bucket is the same for all texts."""
 
     def __init__(self, of_all: AcceptanceModel | None = None) -> None:
         self._of_all = of_all
-        if of_all is None:
-            self._by_rank = [AcceptanceRate(_MEMORY_TRIALS_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
-        else:
-            self._by_rank = [AcceptanceRate(_MEMORY_TRIALS) for _ in PRIOR]
+        self._root: AcceptanceModel = self if of_all is None else of_all._root
+        self._of_all_texts = [AcceptanceRate(_MEMORY_TRIALS_OF_ALL, share, _START_TRIALS) for share in PRIOR]
+        self._of_text = [_RateOfText() for _ in PRIOR] if of_all is not None else []
         self._by_confidence: dict[int, list[AcceptanceRate]] = {}  # of all texts
         self._num_observed = 0
         self._found: dict[int, list[float]] = {}  # cache of at_confidence
@@ -96,10 +132,12 @@ class AcceptanceModel:
 
     def _observe(self, rank: int, confidence: int, right: bool) -> None:
         self._num_observed += 1
-        self._by_rank[rank].observe(right, 1)
         if self._of_all is not None:
+            self._of_text[rank].observe(right, 1)
             self._of_all._observe(rank, confidence, right)
-        elif confidence:
+            return
+        self._of_all_texts[rank].observe(right, 1)
+        if confidence:
             self._rates_at(confidence)[rank].observe(right, 1)
 
     def _rates_at(self, confidence: int) -> list[AcceptanceRate]:
@@ -109,14 +147,19 @@ class AcceptanceModel:
 
     def forget(self) -> None:
         """Reduce the weight of all observations to that of a prior."""
-        for acceptance in self._by_rank:
-            acceptance.forget(_PRIOR_TRIALS)
+        for acceptance in self._of_text:
+            acceptance.forget()
+        self._found.clear()
+
+    def restart(self) -> None:
+        """Forget all observations but those of ``of_all``."""
+        self._of_text = [_RateOfText() for _ in self._of_text]
         self._found.clear()
 
     def _share(self, rank: int) -> float:
         if self._of_all is None:
-            return self._by_rank[rank].share()
-        return self._by_rank[rank].share(self._of_all._share(rank), _PRIOR_TRIALS)
+            return self._of_all_texts[rank].share()
+        return self._of_text[rank].with_prior(self._of_all._share(rank))
 
     @property
     def of_ranks(self) -> list[float]:
@@ -125,7 +168,7 @@ class AcceptanceModel:
 
     def at_confidence(self, confidence: int) -> list[float]:
         """`of_ranks` of this text at one confidence bucket (specdec.core.tree.TokenTree); 0: over all buckets."""
-        num_observed = (self._of_all or self)._num_observed
+        num_observed = self._root._num_observed
         if num_observed != self._found_after:
             self._found, self._found_after = {}, num_observed
         if confidence not in self._found:
@@ -141,7 +184,7 @@ class AcceptanceModel:
         return self._found[confidence]
 
     def _share_at(self, rank: int, confidence: int) -> float:
-        own, of_all = self._share(rank), self._of_all or self
+        own, of_all = self._share(rank), self._root
         if not confidence:
             return own
         general = of_all._share(rank)
@@ -187,3 +230,20 @@ class AcceptanceModel:
             of_ranks = self.at_confidence(confidences.get(parent, 0))
             chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
         return chances
+
+
+class CallersAcceptance:
+    """The acceptance of the texts of each caller, the prior of its next one. That of all texts is the prior of a caller
+    without texts, so a short answer does not begin with nothing."""
+
+    def __init__(self) -> None:
+        self.of_all = AcceptanceModel()
+        self._of_callers: dict[bytes, AcceptanceModel] = {}  # the latest last
+
+    def of_text(self, owner: bytes) -> AcceptanceModel:
+        """For a new text of this caller."""
+        of_caller = self._of_callers.pop(owner, None) or AcceptanceModel(self.of_all)
+        self._of_callers[owner] = of_caller
+        if len(self._of_callers) > _MAX_CALLERS:
+            del self._of_callers[next(iter(self._of_callers))]
+        return AcceptanceModel(of_caller)

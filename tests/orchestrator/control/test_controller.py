@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,32 @@ def test_a_text_that_no_draft_foresees_is_not_held_up_by_those_that_draft():
     print(rates)
     assert min(rates[1::2]) >= 0.95
     assert min(rates[::2]) > 1.7
+
+
+def test_rows_go_to_the_texts_whose_drafts_are_accepted():
+    """Where rows are dear, one number for all of them gives less, and the others are no slower than without drafts."""
+    where = Place(0.95, step_ms=0.4, sequences=8, knee_rows=20.0, odd_acceptance=0.3)
+    one_for_all = max(tokens_per_s(fixed(where, number), 20, 60) for number in range(9))
+    alone = tokens_per_s(fixed(where, 0), 20, 60) / 8
+    run = adaptive(where).on(60)
+    before, since = [stream.tokens for stream in run.streams], run.now
+    run.on(100)
+    rates = [(stream.tokens - one) / (run.now - since) for stream, one in zip(run.streams, before, strict=True)]
+    depths = [statistics.mean(row[60:]) for row in run.depths]
+    print(depths, [rate / alone for rate in rates], one_for_all / alone)
+    assert min(depths[::2]) > 1.5 * max(depths[1::2])
+    assert sum(rates) > 1.05 * one_for_all
+    assert min(rates[1::2]) > alone
+
+
+@pytest.mark.parametrize(("sequences", "knee_rows"), [(4, 8.0), (16, 40.0)])
+def test_a_number_beyond_the_knee_of_a_pass_is_left_again(sequences, knee_rows):
+    """A pass takes twice the time of the best number's, and a line through such passes does not know it."""
+    where = Place(0.95, sequences=sequences, knee_rows=knee_rows)
+    best = max(tokens_per_s(fixed(where, number), 20, 60, accidents=False) for number in range(5))
+    shares = [tokens_per_s(adaptive(where, seed), 80, 80, accidents=False) / best for seed in range(3)]
+    print(shares)
+    assert statistics.median(shares) > 0.93
 
 
 @pytest.mark.parametrize(("acceptance", "knee_rows"), [(0.8, 60.0), (0.8, 48.0), (0.7, 60.0)])
@@ -209,6 +236,33 @@ def test_what_all_requests_learnt_is_there_for_the_next():
     Run(where, controllers).on(200)
     depths = [Run(where, controllers, seed).on(30).depths[0] for seed in range(20)]
     assert sum(map(sum, depths)) < 0.15 * sum(map(len, depths))
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_answers_of_ten_tokens_begin_with_what_their_caller_has_seen(sequences):
+    """One caller's drafts are good, the other's are not. Neither pays for learning it again and again."""
+    controllers = adaptive_controllers()
+    callers = {b"good": Place(0.85, sequences=sequences), b"poor": Place(0.05, sequences=sequences)}
+    alone = {caller: tokens_per_s(fixed(where, 0), 0, 10) for caller, where in callers.items()}
+    rates: dict[bytes, list[float]] = {caller: [] for caller in callers}
+    for seed in range(20):
+        for caller, where in callers.items():
+            run = Run(where, partial(controllers, caller), seed)
+            rates[caller].append(tokens_per_s(run, 0, 10, accidents=False) / alone[caller])
+    assert statistics.mean(rates[b"good"][5:]) > 1.5
+    assert statistics.mean(rates[b"poor"][5:]) > 0.97
+
+
+@pytest.mark.parametrize("sequences", [1, 16])
+def test_where_drafts_are_no_longer_accepted_they_end_at_once_and_are_hardly_tried_again(sequences):
+    where = Place(0.8, sequences=sequences)
+    for seed in range(3):
+        run = adaptive(where, seed).on(120)
+        assert sum(map(sum, run.depths))
+        starts, run.place = [len(row) for row in run.depths], replace(where, acceptance=0.0)
+        run.on(200)
+        drafted = [sum(map(bool, row[start:])) for row, start in zip(run.depths, starts, strict=True)]
+        assert statistics.mean(drafted) < 25
 
 
 def adaptive_controller(max_chain: int = 0) -> Adaptive:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
-from specdec.speculation.acceptance import PRIOR, AcceptanceModel
+from specdec.speculation.acceptance import PRIOR, AcceptanceModel, CallersAcceptance
 from tests.specdec.core.trees import chances_by_hand, trees
 
 
@@ -133,6 +133,46 @@ def test_other_texts_teach_at_once_and_no_guess_is_likelier_than_one_before_it()
     for confidence in (0, 4):
         assert resting.at_confidence(confidence) == sorted(resting.at_confidence(confidence), reverse=True)
         assert sum(resting.at_confidence(confidence)) <= 1
+
+
+def shown(model: AcceptanceModel, acceptance: float, times: int, seed: int = 0) -> AcceptanceModel:
+    """After chains of one node that were accepted so often."""
+    chance = random.Random(seed)
+    for _ in range(times):
+        model.observe(TokenTree.chain([1]), [0] if chance.random() < acceptance else [], ended=True)
+    return model
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.8, 0.0), (0.1, 0.9), (0.9, 0.3)])
+def test_a_text_that_changes_is_seen_at_once_and_its_prior_no_longer_counts(before, after):
+    of_all = shown(AcceptanceModel(), before, 400)
+    text = shown(AcceptanceModel(of_all), before, 200)
+    assert text.of_ranks[0] == pytest.approx(before, abs=0.15)
+    assert shown(text, after, 25, seed=1).of_ranks[0] == pytest.approx(after, abs=0.25)
+
+
+def test_a_text_that_does_not_change_is_known_well():
+    """What looks like a change by accident is rare."""
+    text, chance = AcceptanceModel(AcceptanceModel()), random.Random(2)
+    off = 0
+    for number in range(20_000):
+        text.observe(TokenTree.chain([1]), [0] if chance.random() < 0.8 else [], ended=True)
+        off += number > 100 and abs(text.of_ranks[0] - 0.8) > 0.15
+    assert off < 200
+
+
+def test_a_callers_next_text_begins_with_what_its_texts_have_shown():
+    callers = CallersAcceptance()
+    for seed in range(12):
+        shown(callers.of_text(b"good"), 0.9, 20, seed)
+        shown(callers.of_text(b"poor"), 0.1, 20, seed)
+    rates = {caller: callers.of_text(caller).of_ranks[0] for caller in (b"good", b"poor", b"new")}
+    assert rates[b"good"] > 0.75
+    assert rates[b"poor"] < 0.25
+    assert 0.3 < rates[b"new"] < 0.7, "what all have shown"
+    for number in range(5000):
+        callers.of_text(number.to_bytes(2))
+    assert callers.of_text(b"good").of_ranks[0] == pytest.approx(rates[b"new"]), "of so many none is kept for ever"
 
 
 @given(trees(), st.integers(0, 12))
