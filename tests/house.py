@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 16_355,
-    "orchestrator": 7_590,
+    "specdec": 16_745,
+    "orchestrator": 7_551,
     "target_service": 3_540,
     "draft_service": 2_285,
     "gateway": 4_415,
     "bench": 7_650,
     "testing": 2_640,
-    "tests": 44_400,
+    "tests": 44_830,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
@@ -49,7 +49,7 @@ VAGUE_NAMES = ("found", "told", "made", "some", "each", "own", "most", "least", 
 MAX_VAGUE_NAMES = 1540
 """Uses of such a name in code."""
 
-MAX_ROOMS = 18
+MAX_ROOMS = 19
 """Entries of specdec/."""
 
 MAX_MODULES = 12
@@ -72,7 +72,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 2065
+MAX_LINES_OF_DOCS = 2095
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]

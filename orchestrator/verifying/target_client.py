@@ -18,7 +18,6 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from orchestrator.replicas import allowances
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica
-from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
@@ -28,6 +27,7 @@ from orchestrator.verifying.rounds_in_flight import RoundsInFlight
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
 from specdec.core.rounds import AUTONOMOUS, EARLY, SELF_DRAFT, PromptLogprobs, Round, TargetOpen, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.transport.opening import target_open
 from specdec.transport.wire import write_round
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)

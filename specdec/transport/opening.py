@@ -22,7 +22,7 @@ def target_open(
         yield wire.write_target_open(number, open_, part=part, more=more)
 
 
-def draft_open(number: int, spec: SequenceSpec, budget: Budget, traceparent: str) -> Iterator[draft_pb2.DraftOpen]:
+def draft_open(number: int, spec: SequenceSpec, budget: Budget, traceparent: str = "") -> Iterator[draft_pb2.DraftOpen]:
     """``number``: that of the sequence within its stream."""
     for part, more in _parts(spec, "", traceparent):
         yield draft_pb2.DraftOpen(sequence=number, spec=part, more=more, budget=wire.write_budget(budget))
