@@ -27,7 +27,7 @@ BUDGETS = {
     "gateway": 4_415,
     "bench": 7_650,
     "testing": 2_640,
-    "tests": 44_830,
+    "tests": 45_036,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
@@ -72,7 +72,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 2095
+MAX_LINES_OF_DOCS = 2112
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]

@@ -53,7 +53,7 @@ def patient(monkeypatch) -> None:
 @pytest.fixture
 def proposer(tokenizer, monkeypatch) -> Iterator[Callable[..., RemoteDraft]]:
     """Makes proposers as vLLM does, for drafts at ``addresses``. They are closed at the end."""
-    made: list[RemoteDraft] = []
+    proposers: list[RemoteDraft] = []
 
     def make(*addresses: str, rank: int = 0, ahead: int = 60, **files: str) -> RemoteDraft:
         monkeypatch.setenv("SPECDEC_DRAFT", ",".join(addresses))
@@ -63,7 +63,7 @@ def proposer(tokenizer, monkeypatch) -> Iterator[Callable[..., RemoteDraft]]:
         model = SimpleNamespace(
             tokenizer=str(tokenizer), tokenizer_revision=None, max_model_len=4096, get_vocab_size=lambda: 1024
         )
-        made.append(
+        proposers.append(
             RemoteDraft(
                 SimpleNamespace(
                     speculative_config=SimpleNamespace(num_speculative_tokens=NUM_TOKENS),
@@ -72,11 +72,11 @@ def proposer(tokenizer, monkeypatch) -> Iterator[Callable[..., RemoteDraft]]:
                 )
             )
         )
-        return made[-1]
+        return proposers[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for proposer in proposers:
+        proposer.close()
 
 
 class Gated(TableDrafter):
@@ -92,11 +92,11 @@ class Gated(TableDrafter):
 
 
 def drafter(directory: Path, kind: type[TableDrafter] = TableDrafter, vocab_size: int = 1024, **facts: Any) -> Any:
-    made = kind(dataclasses.replace(TABLE, vocab_size=vocab_size))
+    table = kind(dataclasses.replace(TABLE, vocab_size=vocab_size))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     facts.setdefault("tokenizer_fingerprint", Vocabulary.of(tokenizer).below(vocab_size).fingerprint)
-    made.info = dataclasses.replace(made.info, **facts)
-    return made
+    table.info = dataclasses.replace(table.info, **facts)
+    return table
 
 
 @asynccontextmanager
