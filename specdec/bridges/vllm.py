@@ -137,8 +137,9 @@ class RemoteDraft:
         stream = self._stream
         if stream is None or (draft := stream.draft) is None:
             return proposals
-        before, self._texts = self._texts if self._epoch == stream.epoch else {}, {}
-        self._epoch = stream.epoch
+        epoch = stream.epoch  # another thread ends it
+        before, self._texts = self._texts if self._epoch == epoch else {}, {}
+        self._epoch = epoch
         frames: list[draft_pb2.DraftRequest] = []
         opened: dict[int, Inbox] = {}
         waited_for: list[tuple[int, _Text]] = []
@@ -164,7 +165,7 @@ class RemoteDraft:
             if text.sequence and not (chain or text.late):
                 waited_for.append((row, text))
         last.closes.extend(text.sequence for text in before.values() if text.sequence)
-        stream.send(self._epoch, [*frames, last], opened)
+        stream.send(epoch, [*frames, last], opened)
         stream.wait(lambda: all(text.answered() for _, text in waited_for), self._settings.draft_wait_ms / 1e3)
         for row, text in waited_for:
             text.late = not text.answered()
