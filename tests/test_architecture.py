@@ -28,7 +28,7 @@ SPECDEC_ORDER = (
     ("passes", "sampling"),
     ("backends", "transport"),
     ("runner", "server", "client"),
-    ("planner", "sync_client", "vllm"),
+    ("planner", "sync_client", "vllm", "bridges"),
     ("cli",),
 )
 """A room imports rooms of earlier rows, and itself."""
@@ -62,11 +62,12 @@ MAY_IMPORT = {
     "jinja2": ("orchestrator.tokenizer",),
     "llguidance": ("specdec.sampling", "orchestrator.api.grammars", "orchestrator.tokenizer"),
     "grpc": (
-        *("specdec.transport", "specdec.security", "specdec.client", "specdec.cli"),
+        *("specdec.transport", "specdec.security", "specdec.client", "specdec.cli", "specdec.bridges"),
         *("orchestrator.api", "orchestrator.replicas"),
     ),
     "specdec.v1": (
         *("specdec.transport", "specdec.server.model_server", "specdec.client", "specdec.sync_client", "specdec.cli"),
+        "specdec.bridges",
         *("target_service.codec", "target_service.server", "draft_service.codec", "draft_service.server"),
         *("orchestrator.replicas", "orchestrator.api", "gateway"),
     ),
@@ -88,6 +89,7 @@ MUST_NOT_IMPORT = {
     "specdec.speculation": ("grpc", "tenacity", "opentelemetry", "google", "asyncio"),
     "orchestrator.control": ("asyncio", "time", "grpc"),
     "orchestrator.api": ("orchestrator.decoder", "orchestrator.control"),
+    "specdec.bridges": ("torch", "transformers", "vllm", "asyncio"),
     "draft_service.engine": ("torch", "transformers", "grpc", "google"),
     "target_service.engine": ("torch", "transformers", "grpc", "google"),
 }
@@ -268,6 +270,7 @@ RULES: dict[str, tuple[Callable[[Arrows], set[tuple[str, str]]], list[tuple[str,
             ("orchestrator.control.cost_model", "time"),
             ("orchestrator.api.service", "orchestrator.decoder"),
             ("draft_service.engine", "torch"),
+            ("specdec.bridges.vllm", "vllm"),
         ],
     ),
     "services never import each other": (

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.replicas.allowances import of_budget
-from orchestrator.replicas.frames import draft_open
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Tally
@@ -20,6 +19,7 @@ from orchestrator.sequence import Sequence
 from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.core.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.transport.opening import draft_open
 from specdec.transport.wire import write_advance
 
 _PATIENCE_S = 1.0

@@ -1,22 +1,16 @@
-"""The frames of the two model services, seen from the orchestrator (see orchestrator.replicas.link.Frames), and the
-messages that open one sequence, a part of its ids in each.
-
-Knows what is in a message; does not know streams, nor why a sequence is opened."""
+"""The frames of the two model services, seen from the orchestrator. See orchestrator.replicas.link.Frames."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from orchestrator.replicas.allowances import MESSAGE, size_of_growth, size_of_logprobs, size_of_verdict
 from specdec.core.errors import from_status
-from specdec.core.rounds import Budget, TargetOpen
-from specdec.core.sequence import SequenceSpec
 from specdec.transport import wire
 from specdec.transport.logprobs_wire import read_prompt_logprobs
-from specdec.v1 import common_pb2, draft_pb2, target_pb2
+from specdec.v1 import draft_pb2, target_pb2
 
 Entry = tuple[int, int, Callable[[], Any]]
 
@@ -64,27 +58,3 @@ class DraftFrames:
 
     def heartbeats(self, response: draft_pb2.DraftResponse) -> Sequence[Any]:
         return ()
-
-
-def target_open(
-    number: int, open_: TargetOpen, model_digest: str = "", traceparent: str = ""
-) -> Iterator[target_pb2.TargetOpen]:
-    """``number``: that of the sequence within its stream."""
-    for part, more in _parts(open_.spec, model_digest, traceparent):
-        yield wire.write_target_open(number, open_, part=part, more=more)
-
-
-def draft_open(number: int, spec: SequenceSpec, budget: Budget, traceparent: str) -> Iterator[draft_pb2.DraftOpen]:
-    """``number``: that of the sequence within its stream."""
-    for part, more in _parts(spec, "", traceparent):
-        yield draft_pb2.DraftOpen(sequence=number, spec=part, more=more, budget=wire.write_budget(budget))
-
-
-def _parts(spec: SequenceSpec, digest: str, traceparent: str) -> Iterator[tuple[common_pb2.SequenceSpec, bool]]:
-    """The parts of a spec, and whether more follow. Each has a part of the ids, the first also everything else."""
-    ids = spec.token_ids
-    for start in range(0, len(ids), wire.IDS_PER_OPEN):
-        first = dataclasses.replace(spec, token_ids=())
-        part = common_pb2.SequenceSpec() if start else wire.write_spec(first, digest, traceparent)
-        part.token_ids.extend(ids[start : start + wire.IDS_PER_OPEN])
-        yield part, start + wire.IDS_PER_OPEN < len(ids)

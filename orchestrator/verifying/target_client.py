@@ -16,7 +16,6 @@ from typing import NoReturn
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.replicas import allowances
-from orchestrator.replicas.frames import target_open
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica
 from orchestrator.replicas.poison import Losses
@@ -29,6 +28,7 @@ from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, S
 from specdec.core.rounds import AUTONOMOUS, EARLY, SELF_DRAFT, PromptLogprobs, Round, TargetOpen, Verdict
 from specdec.core.sequence import Priority
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.transport.opening import target_open
 from specdec.transport.wire import write_round
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)

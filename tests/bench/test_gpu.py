@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the extra gpu is not installed")
+from tests.interpreter import needs_triton
+
+needs_triton()
 
 from bench.gpu import engine, kernels, run
 

@@ -25,7 +25,8 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.cli.processes import is_serving
 from testing.patience import eventually
 from tests.balancer import Balancer
-from tests.deploy.manifests import ROOT, Manifest, container, environment, kind, ports
+from tests.checkout import ROOT
+from tests.deploy.manifests import Manifest, container, environment, kind, ports
 
 PROPAGATION_S = 1.0
 """Until senders of connections know that a pod goes away."""

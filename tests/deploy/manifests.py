@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.checkout import ROOT
+from deploy.helm import generate
 
-KUBERNETES = ROOT / "deploy" / "kubernetes"
+KUBERNETES, OVERLAYS = generate.KUBERNETES, generate.OVERLAYS
 ROLES = ("target", "draft", "orchestrator")
-OVERLAYS = sorted(each.name for each in (KUBERNETES / "overlays").iterdir())
 COMPONENTS = sorted(each.name for each in (KUBERNETES / "components").iterdir() if each.name != "gpu")
 """Those a user may add; `gpu` is a part of two overlays."""
 
@@ -34,16 +30,8 @@ def renders(test: Any) -> Any:
 
 @functools.cache
 def rendered(overlay: str, components: Sequence[str] = ()) -> list[Manifest]:
-    """An overlay with components over it, as ``kubectl apply -k`` would send it."""
-    with tempfile.TemporaryDirectory() as directory:
-        chosen = {
-            "resources": [os.path.relpath(KUBERNETES / "overlays" / overlay, directory)],
-            "components": [os.path.relpath(KUBERNETES / "components" / each, directory) for each in components],
-        }
-        (Path(directory) / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
-        run = subprocess.run(["kubectl", "kustomize", directory], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    return list(yaml.load_all(run.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    """See deploy.helm.generate."""
+    return generate.rendered(overlay, components)
 
 
 def kind(manifests: Sequence[Manifest], name: str) -> dict[str, Manifest]:

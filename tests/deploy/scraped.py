@@ -26,7 +26,7 @@ from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from testing.dns import Names
 from testing.lab import Lab, Process
-from tests.deploy.manifests import ROOT
+from tests.checkout import ROOT
 from tests.deploy.test_observability import targets
 
 FOLDER = ROOT / "deploy" / "observability" / "prometheus"

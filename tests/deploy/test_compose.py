@@ -78,19 +78,27 @@ def test_gpus_ask_for_their_models():
     assert services["orchestrator"]["environment"]["SPECDEC_TOKENIZER"] == "large"
 
 
-def test_a_target_on_several_gpus_has_the_image_the_engine_and_the_devices_for_it():
-    services = load(BASE, GPU, **PAIR, TARGET_ENGINE="vllm", TARGET_TENSOR_PARALLEL="2", TARGET_GPU="0,1")["services"]
-    target, draft = services["target"], services["draft"]
-    assert (target["build"]["args"]["ENGINE"], draft["build"]["args"]["ENGINE"]) == ("vllm", "torch")
-    assert target["image"] != load(BASE, GPU, **PAIR)["services"]["target"]["image"]
-    with pytest.MonkeyPatch.context() as patched:
-        for name in ("SPECDEC_MODEL", "SPECDEC_ENGINE", "SPECDEC_VLLM__TENSOR_PARALLEL_SIZE"):
-            patched.setenv(name, target["environment"][name])
-        settings = TargetSettings()
-    assert (settings.engine, settings.vllm.tensor_parallel_size) == ("vllm", 2)
-    [device] = target["deploy"]["resources"]["reservations"]["devices"]
-    assert device["device_ids"] == ["0,1"], "which the runtime joins with commas itself"
-    assert "shm_size" in target, "through which processes of several GPUs speak"
+@pytest.mark.parametrize(("role", "settings"), [("target", TargetSettings), ("draft", DraftSettings)])
+def test_a_model_on_several_gpus_has_the_image_the_engine_and_the_devices_for_it(role, settings, monkeypatch):
+    names = {f"{role.upper()}_{name}": value for name, value in (("ENGINE", "vllm"), ("TENSOR_PARALLEL", "2"))}
+    services = load(BASE, GPU, **PAIR, **names, **{f"{role.upper()}_GPU": "2,3"})["services"]
+    service, [other] = services[role], [services[other] for other in ("target", "draft") if other != role]
+    assert (service["build"]["args"]["ENGINE"], other["build"]["args"]["ENGINE"]) == ("vllm", "torch")
+    assert service["image"] != load(BASE, GPU, **PAIR)["services"][role]["image"]
+    for name in ("SPECDEC_MODEL", "SPECDEC_ENGINE", "SPECDEC_VLLM__TENSOR_PARALLEL_SIZE"):
+        monkeypatch.setenv(name, service["environment"][name])
+    read = settings()
+    assert (read.engine, read.vllm.tensor_parallel_size) == ("vllm", 2)
+    [device] = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["2,3"], "which the runtime joins with commas itself"
+    assert "shm_size" in service, "through which processes of several GPUs speak"
+
+
+def test_a_target_may_have_a_head():
+    heads = [
+        load(BASE, GPU, **PAIR, TARGET_HEAD=head)["services"]["target"]["environment"] for head in ("", "/models/head")
+    ]
+    assert [each["SPECDEC_HEAD"] for each in heads] == ["", "/models/head"]
 
 
 @each_deployment

@@ -11,12 +11,13 @@ import pytest
 
 from orchestrator.replicas import lane as lane_
 from orchestrator.replicas import link as link_
-from orchestrator.replicas.frames import TargetFrames, target_open
+from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from orchestrator.replicas.replica import Replica, Role
 from specdec.core.errors import ReplicaLost
 from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.transport.opening import target_open
 from specdec.transport.rpc import MAX_MESSAGE_BYTES
 from specdec.v1 import common_pb2, target_pb2
 from testing.patience import PATIENCE_S

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.replicas.frames import target_open
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, TargetOpen, Timings, Verdict
 from specdec.core.sequence import Method, Priority, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.transport import wire
+from specdec.transport.opening import target_open
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 VOCAB = 50

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from tests.checkout import ROOT
+from tests.interpreter import needs_triton
 
-pytest.importorskip("triton", reason="the extra gpu is not installed")
+needs_triton()
 
 
 @pytest.mark.slow
