@@ -13,7 +13,7 @@ from tests.interpreter import needs_triton
 
 needs_triton()
 
-from bench.gpu import engine, kernels, run
+from bench.gpu import engine, kernels, run  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
