@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 16_760,
-    "orchestrator": 7_845,
-    "target_service": 3_640,
-    "draft_service": 2_320,
+    "specdec": 18_735,
+    "orchestrator": 7_910,
+    "target_service": 3_610,
+    "draft_service": 2_325,
     "gateway": 4_430,
-    "bench": 7_995,
-    "testing": 2_685,
-    "tests": 45_250,
+    "bench": 8_535,
+    "testing": 2_690,
+    "tests": 47_300,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""
@@ -42,7 +42,7 @@ MAX_PARAMETERS = 8
 MAX_POSITIONAL = 3
 """Arguments of a call that have no name."""
 
-MAX_LONG_CALLS = 102
+MAX_LONG_CALLS = 103
 """Calls with more of them in the product: mostly of tensors and kernels, which take no names."""
 
 VAGUE_NAMES = ("found", "told", "made", "some", "each", "own", "most", "least", "anew", "astray")
