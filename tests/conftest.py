@@ -3,8 +3,10 @@
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
@@ -29,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Triton reads this when it is imported, by torch too. vLLM has kernels of its own for CPUs.
+    if not torch.cuda.is_available() and find_spec("vllm") is None:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     if config.getoption("--backend"):
         os.environ["SPECDEC_BACKEND"] = config.getoption("--backend")
 

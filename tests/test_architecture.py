@@ -319,7 +319,7 @@ def test_a_planted_violation_is_found(rule, arrow):
 
 @pytest.mark.slow
 def test_the_orchestrator_and_the_command_line_run_without_torch():
-    """Also what functions import when they are called."""
+    """All that importing their modules imports."""
     without = [
         *(name_of(file) for file in sources("orchestrator")),
         *(

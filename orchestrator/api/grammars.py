@@ -1,7 +1,7 @@
 """The grammar that a request asks for. Knows requests and their owners; does not know how a grammar is compiled.
 
-A grammar is compiled three times: by GrammarSandbox in a child process, to learn whether it is safe; here, for tokens
-that it forces; and at the target, for its mask (specdec.sampling.logits_processors).
+A grammar is compiled several times: by GrammarSandbox in a child process, to learn whether it is safe; here, for tokens
+that it forces; and at the target and the draft, for its mask (specdec.sampling.logits_processors).
 """
 
 from __future__ import annotations

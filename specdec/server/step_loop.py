@@ -86,7 +86,7 @@ _Order = tuple[Callable[..., None], tuple[object, ...]]
 class StepLoop:
     """Runs an engine on its own thread and passes the results of each pass to ``deliver`` on the event loop.
 
-    Create and use it on the event loop. Orders (open, submit, close, hold, drain) take effect together at the next
+    Create and use it on the event loop. Orders (open, submit, close, pause, drain) take effect together at the next
     ``post``: no pass begins between them. Orders posted during a pass may take effect before its results are delivered.
     """
 

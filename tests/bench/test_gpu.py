@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interpreter import needs_triton
+pytest.importorskip("triton", reason="the extra gpu is not installed")
 
-needs_triton()
-
-from bench.gpu import engine, kernels, run  # noqa: E402
+from bench.gpu import engine, kernels, run
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -141,5 +140,3 @@ def test_what_is_remembered_fades():
     for _ in range(50):
         acceptance.observe(0, 4)
     assert acceptance.share() < 0.2
-    acceptance.forget(6)
-    assert acceptance.share(prior=0.9, trials=6) == pytest.approx(0.5, abs=0.1)

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from tests.checkout import ROOT
-from tests.interpreter import needs_triton
 
-needs_triton()
+pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 
 @pytest.mark.slow

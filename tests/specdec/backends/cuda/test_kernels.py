@@ -25,9 +25,8 @@ from specdec.kvcache.block_pool import BlockPool
 from specdec.kvcache.store import KvStore
 from specdec.passes.rows import PassRows, Segment
 from specdec.sampling.distributions import greedy, race
-from tests.interpreter import needs_triton
 
-needs_triton()
+pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, HEAD_DIM, KV_HEADS = 16, 32, 2
