@@ -75,8 +75,11 @@ class Service:
         return f"{self.name} ended {how}" + (f"; its log is {self.log.name}" if self.log_stays else "")
 
     def log_tail(self, num_lines: int = 12) -> str:
+        """What it refused, in its own words, or its last lines. Libraries may write more when it ends."""
         lines = Path(self.log.name).read_text(errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+        refusals = [index for index, line in enumerate(lines) if line.startswith("specdec ")]
+        first = refusals[-1] if refusals else -num_lines
+        return "\n".join(lines[first:][:num_lines])
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

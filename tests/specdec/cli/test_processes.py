@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import grpc
@@ -265,3 +265,18 @@ async def test_a_service_that_gives_itself_up_is_started_again(monkeypatch: pyte
         await asyncio.wait_for(up.run(console, "t", "d", logs=tmp_path), PATIENCE_S)
     assert (tmp_path / "count").read_text() == "xxx"
     assert console.export_text().count("gives_up_twice ended with status 3") == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["a", "b", "c"], "b\nc"),
+        (["a", "specdec target: no such model", "leaked 1", "leaked 2"], "specdec target: no such model\nleaked 1"),
+        ([], ""),
+    ],
+)
+def test_the_end_of_a_log_begins_with_what_the_service_refused(lines: list[str], shown: str, tmp_path: Path) -> None:
+    """Libraries write after it, as nanobind does of what has leaked."""
+    log, running = cast(Any, SimpleNamespace(name=tmp_path / "log")), cast(Any, None)
+    log.name.write_text("".join(f"{line}\n" for line in lines))
+    assert Service("target_service", "127.0.0.1:1", [], log, True, running).log_tail(2) == shown
