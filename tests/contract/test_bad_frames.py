@@ -114,6 +114,7 @@ async def test_entries_for_ended_sequences_are_dropped_in_silence(which: Any) ->
         assert (stream.unread(1), stream.unread(2)) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("which", [target, draft])
 async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:

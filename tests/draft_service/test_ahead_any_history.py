@@ -103,6 +103,7 @@ class Client:
         return Advance(self.number, len(self.ids), tuple(new), flying, budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_proposed_does_not_depend_on_what_was(seed: int) -> None:
     chance = random.Random(seed)

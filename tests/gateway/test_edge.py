@@ -34,6 +34,7 @@ PAGE = "https://page.example"
 LONG: dict[str, Any] = {**COMPLETION, "max_tokens": 50_000}
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_kept_for_longer_than_proxies_keep_theirs() -> None:
     assert GatewaySettings(orchestrator=["a:1"]).idle_connection_s == 75.0, "nginx: 60 s"
     for idle_s in (0.3, 1.5):

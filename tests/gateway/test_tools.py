@@ -257,6 +257,7 @@ LOOPS: list[tuple[Format, str, str, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "begin", "again", "times"), LOOPS)
 def test_a_model_that_repeats_itself_costs_as_much_as_its_text_is_long(
     kind: Format, begin: str, again: str, times: int

@@ -85,6 +85,7 @@ async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_tha
         assert counts.num_accepted_lookup_tokens == counts.num_accepted_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("further", [{}, {"num_ahead_tokens": 40}, {"num_siblings": 2}], ids=str)
 async def test_beside_a_draft_that_lives_the_text_is_the_same_and_who_got_what_accepted_is_told(further, temperature):
@@ -142,6 +143,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("named", [{}, {"num_draft_tokens": 4}], ids=str)
 async def test_a_target_that_looks_up_decodes_what_repeats_itself_in_few_passes_and_fewer_rounds(
@@ -163,6 +165,7 @@ async def test_a_target_that_looks_up_decodes_what_repeats_itself_in_few_passes_
     assert len(rounds) - num_rounds < (verifier.num_passes - num_passes) / 2
 
 
+@pytest.mark.slow
 async def test_past_answers_are_still_proposed_to_a_target_that_looks_up():
     async with cluster([LooksUp(Table())], num_draft_tokens=None, lookup_history=10_000) as running:
         first, again = [await sample(running) for _ in range(2)]

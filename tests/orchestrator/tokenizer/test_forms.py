@@ -137,6 +137,7 @@ def test_the_prompt_is_that_of_transformers_for_the_form_that_the_template_takes
         assert template(style).render(given) == expected
 
 
+@pytest.mark.slow
 def test_most_templates_render_most_conversations() -> None:
     """The test above compares texts, not refusals alone."""
     refused = []

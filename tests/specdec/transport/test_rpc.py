@@ -200,6 +200,7 @@ async def test_a_server_that_waits_for_long_does_not_cancel_its_reading() -> Non
         assert (await stream.ask(round_(1, 1, 4))).round == 1
 
 
+@pytest.mark.slow
 async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
     async with served() as (server, channel):
 

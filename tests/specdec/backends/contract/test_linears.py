@@ -167,6 +167,7 @@ def test_a_whole_model_is_packed_and_keeps_its_logits(config, name, dtype):
         torch.testing.assert_close(got, expected, atol=1e-5 if dtype == torch.float32 else 0.02, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_packed_weight_is_freed_but_a_tied_embedding_stays(name):
     model = hf.AutoModelForCausalLM.from_config(CONFIGS["llama-tied"], dtype=torch.bfloat16)
