@@ -75,10 +75,9 @@ class Service:
         return f"{self.name} ended {how}" + (f"; its log is {self.log.name}" if self.log_stays else "")
 
     def log_tail(self, num_lines: int = 12) -> str:
-        """What it refused, in its own words, or its last lines. Libraries may write more when it ends."""
+        """From what it refused on, or its last lines. Libraries may write more when it ends."""
         lines = Path(self.log.name).read_text(errors="replace").splitlines()
-        refusals = [index for index, line in enumerate(lines) if line.startswith("specdec ")]
-        first = refusals[-1] if refusals else -num_lines
+        first = max((index for index, line in enumerate(lines) if line.startswith("specdec ")), default=-num_lines)
         return "\n".join(lines[first:][:num_lines])
 
 
