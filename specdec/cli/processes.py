@@ -26,7 +26,6 @@ from specdec.transport import rpc
 from specdec.transport.rpc import LIVENESS
 
 T = TypeVar("T")
-
 Tell = Callable[[str], None]
 
 _STOP_TIMEOUT_S = 15.0
