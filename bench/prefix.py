@@ -8,7 +8,6 @@ know nothing of each other. At last the target that most prompts name is killed 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -25,6 +24,7 @@ from rich.table import Table as Shown
 
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
+from bench.harness.report import conclude
 from specdec.cli.processes import Service
 from specdec.client import Client, Sample
 from specdec.core.sequence import SamplingParams, SequenceSpec
@@ -184,12 +184,8 @@ def main(
         f" caches of {cached_ids} ids; {os.cpu_count()} cores"
     )
     console.print(shown(figures))
-    if json_file:
-        json_file.write_text(json.dumps({name: f.summary() for name, f in figures.items()}, indent=1) + "\n")
-    if wrong := sum(f.num_wrong for f in figures.values()):
-        console.print(f"{wrong} texts DIFFER", style="bold red")
-        raise typer.Exit(1)
-    console.print(f"All {sum(len(f.first_s) for f in figures.values())} texts are equal to the target's.")
+    num_wrong = sum(f.num_wrong for f in figures.values())
+    conclude(console, json_file, {name: f.summary() for name, f in figures.items()}, num_wrong=num_wrong)
 
 
 if __name__ == "__main__":

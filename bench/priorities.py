@@ -8,7 +8,6 @@ another. Every text is compared.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import time
@@ -24,6 +23,7 @@ from rich.table import Table as Shown
 
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
+from bench.harness.report import conclude
 from specdec.client import Client, Sample
 from specdec.core.sequence import Priority, SamplingParams, SequenceSpec
 from testing.table_model import Table
@@ -183,13 +183,9 @@ def main(
         f" {batch} batch requests of {_TOKENS} tokens; {os.cpu_count()} cores"
     )
     console.print(shown(measured))
-    if json_file:
-        figures = {name: [asdict(each) for each in of_load] for name, of_load in measured.items()}
-        json_file.write_text(json.dumps(figures, indent=1) + "\n")
-    if wrong := sum(each.wrong_texts for of_load in measured.values() for each in of_load):
-        console.print(f"{wrong} texts DIFFER", style="bold red")
-        raise typer.Exit(1)
-    console.print("All texts are equal to the target's.")
+    num_wrong = sum(each.wrong_texts for of_load in measured.values() for each in of_load)
+    figures = {name: [asdict(each) for each in of_load] for name, of_load in measured.items()}
+    conclude(console, json_file, figures, num_wrong=num_wrong)
 
 
 if __name__ == "__main__":

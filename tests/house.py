@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.checkout import ROOT
 
 BUDGETS = {
-    "specdec": 18_735,
+    "specdec": 18_740,
     "orchestrator": 7_910,
     "target_service": 3_610,
     "draft_service": 2_325,
     "gateway": 4_430,
     "bench": 8_535,
     "testing": 2_690,
-    "tests": 47_300,
+    "tests": 47_380,
     "models": 1_510,
 }
 """Lines of code of each room, without what is generated."""

@@ -120,6 +120,17 @@ def finish(
     )
 
 
+def conclude(console: Console, json_file: Path | None, figures: Any, *, num_wrong: int) -> None:
+    """The end of a benchmark of table models, which know their texts: write the figures, and say whether texts are
+    theirs. Raises typer.Exit with status 1 if one is not."""
+    if json_file:
+        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+    if num_wrong:
+        console.print(f"{num_wrong} texts DIFFER", style="bold red")
+        raise typer.Exit(1)
+    console.print("All texts are equal to the target's.")
+
+
 def as_json(row: Row) -> dict[str, Any]:
     runs = [
         {"seconds": run.seconds, "tokens": run.num_tokens, "rounds": run.num_rounds, "used_s": dict(run.used_s)}

@@ -191,7 +191,7 @@ class Adaptive:
             seconds = costs.draft_s(k) + costs.round_s(k)
             grants.append(
                 (
-                    expected[min(k, len(expected) - 1)] / seconds if policy.on and known else 1e9,
+                    expected[k] / seconds if policy.on and known else 1e9,
                     Grant(Source.DRAFT, k, waits=True),
                 )
             )

@@ -1,4 +1,4 @@
-"""What rounds cost: a linear model of the target's passes and of the draft, and the overhead around them.
+"""What rounds cost: curves of the target's passes and of the draft, and the overhead around them.
 
 Knows durations and counts; does not know tokens or how many to draft (orchestrator/control/draft_length.py).
 """

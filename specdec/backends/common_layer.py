@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specdec.backends.base import Backend
 from specdec.backends.layer_parts import NORMS, linears_and_norms
-from specdec.backends.observed_pass import AttentionSettings, ObservedPass
+from specdec.backends.observed_pass import AttentionSettings, ObservedPass, replace_modules
 from specdec.backends.packed_pass import PackedPass
 
 _TOLERANCE = {torch.float32: 1e-5}
@@ -79,16 +79,8 @@ def replace_layers(model: PreTrainedModel, backend: Backend) -> None:
         if all(map(_agree, (output, *observed.stored(settings)), (computed, *again.stored(settings)))):
             agreeing[layer] = settings
 
-    hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
-    try:
-        observed.run(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in agreeing:  # one at a time, because merged weights are copies
-                setattr(parent, name, CommonLayer(child, agreeing[child]))
+    observed.run_watched(model, candidates, compare)
+    replace_modules(model, agreeing, lambda layer: CommonLayer(layer, agreeing[layer]))  # merged weights are copies
 
 
 def _has_the_parts(layer: torch.nn.Module) -> bool:

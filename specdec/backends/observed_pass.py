@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,6 +73,17 @@ class ObservedPass(PackedPass):
         ids, positions = (torch.tensor(numbers, device=self.store.device)[None] for numbers in self.inputs[:2])
         model(input_ids=ids, position_ids=positions, use_cache=False, packed_pass=self)
 
+    def run_watched(
+        self, model: PreTrainedModel, layers: Iterable[torch.nn.Module], watch: Callable[..., None]
+    ) -> None:
+        """The same; after each layer calls ``watch`` with it, its inputs, those by name, and its output."""
+        hooks = [layer.register_forward_hook(watch, with_kwargs=True) for layer in layers]
+        try:
+            self.run(model)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def stored(self, of: AttentionSettings) -> tuple[Tensor, Tensor]:
         """The keys and values in its pool."""
         like = torch.empty(0, of.kv_heads, of.head_dim, device=self.store.device)
@@ -91,3 +103,15 @@ class ObservedPass(PackedPass):
         self.asked = settings if softcap is None and query.shape[2] == value.shape[2] else None
         self.called = query, key, value
         return super().attend(layer, query, key, value, scale, window, softcap)
+
+
+def replace_modules(
+    model: torch.nn.Module, among: Iterable[Any], replacement: Callable[[Any], torch.nn.Module]
+) -> None:
+    """Replace the modules of ``model`` that are ``among`` these, one at a time: what is replaced may be freed before
+    the next one is made."""
+    replaced = set(among)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in replaced:
+                setattr(parent, name, replacement(child))

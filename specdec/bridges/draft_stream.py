@@ -45,7 +45,7 @@ class DraftStream:
     def __init__(self, addresses: Sequence[str], tls: Tls | None, target: ModelInfo, tokens: Vocabulary) -> None:
         self._addresses, self._tls, self._target, self._tokens = addresses, tls, target, tokens
         self.draft: ModelInfo | None = None
-        self.trouble: SpecdecError | None = None  # why there is no draft
+        self.problem: SpecdecError | None = None  # why there is no draft
         self.epoch = 0  # sequences that were opened in an earlier one are closed
         self._inboxes: dict[int, Inbox] = {}
         self._frames: SimpleQueue[draft_pb2.DraftRequest | None] = SimpleQueue()  # of this epoch; None ends the stream
@@ -66,7 +66,7 @@ class DraftStream:
     def wait(self, answered: Callable[[], bool], timeout_s: float) -> None:
         """Until ``answered()``, for at most ``timeout_s``; not at all while the draft is lost."""
         with self._changed:
-            self._changed.wait_for(lambda: answered() or self.trouble is not None, timeout_s)
+            self._changed.wait_for(lambda: answered() or self.problem is not None, timeout_s)
 
     def send(self, epoch: int, frames: Sequence[draft_pb2.DraftRequest], opened: dict[int, Inbox]) -> None:
         """Write frames, which open the sequences of ``opened``; not if ``epoch`` has ended meanwhile."""
@@ -111,14 +111,14 @@ class DraftStream:
                 self._logged = ""
                 self._deliver(response)
 
-    def _begin(self, draft: ModelInfo | None, trouble: SpecdecError | None) -> None:
+    def _begin(self, draft: ModelInfo | None, problem: SpecdecError | None) -> None:
         """An epoch, with a draft or without."""
         with self._changed:
             self._frames.put(None)
             self._frames = SimpleQueue()
             self._inboxes.clear()
             self.epoch += 1
-            self.draft, self.trouble = draft, trouble
+            self.draft, self.problem = draft, problem
             self._changed.notify_all()
 
     def _requests(self, frames: SimpleQueue[Any]) -> Iterator[draft_pb2.DraftRequest]:

@@ -114,9 +114,9 @@ class RemoteDraft:
             tls = Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner="orchestrator")
         self._stream = stream = DraftStream(settings.draft, tls, *_target(vllm_config.model_config))
         stream.wait(lambda: stream.draft is not None, _FIRST_CONTACT_S)
-        if isinstance(stream.trouble, ModelMismatch):
+        if isinstance(stream.problem, ModelMismatch):
             self.close()
-            raise ValueError(str(stream.trouble))
+            raise ValueError(str(stream.problem))
 
     def load_model(self, *_: Any) -> None:
         """vLLM calls it. The draft's model is in its service."""

@@ -22,7 +22,7 @@ from specdec.backends.avx512.paged_attention import takes
 from specdec.backends.avx512.tiled_linear import TiledLinear
 from specdec.backends.base import Backend
 from specdec.backends.layer_parts import linears_and_norms
-from specdec.backends.observed_pass import AttentionSettings, ObservedPass
+from specdec.backends.observed_pass import AttentionSettings, ObservedPass, replace_modules
 
 _MULTIPLE = 16  # of features, as in decoder_layer.c
 _MIN_EQUAL_SHARE = 0.9
@@ -52,16 +52,8 @@ def fuse_layers(model: PreTrainedModel, backend: Backend) -> None:
                 fused[layer] = made
                 runs.add(made, inputs[0], others["position_embeddings"], output)
 
-    hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
-    try:
-        observed.run(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in fused:
-                setattr(parent, name, fused[child])
+    observed.run_watched(model, candidates, compare)
+    replace_modules(model, fused, fused.__getitem__)
     runs.compute_together()
 
 

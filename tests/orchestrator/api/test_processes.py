@@ -15,7 +15,7 @@ import pytest
 from specdec.cli.processes import free_ports
 from specdec.client import Client
 from testing.lab import Deployment, Lab, until
-from testing.traffic import Answer, ask, several
+from testing.traffic import Answer, Asked, ask, several
 from tests.orchestrator.api.test_http import children, exists, page
 
 pytestmark = pytest.mark.slow
@@ -37,13 +37,17 @@ async def deployed(*flags: str) -> AsyncIterator[tuple[Deployment, list[Client]]
         yield running, list(clients)
 
 
+async def begun(clients: list[Client], questions: list[Asked]) -> list[asyncio.Task[Answer]]:
+    """A request of each client, which has begun to be answered."""
+    asking = [asyncio.create_task(ask(client, question)) for client, question in zip(clients, questions, strict=True)]
+    await asyncio.sleep(0.5)
+    return asking
+
+
 async def test_a_process_that_is_killed_is_replaced_and_its_requests_resume_with_equal_texts() -> None:
     async with deployed() as (running, clients):
         questions = several(len(clients), 150, random.Random(1))
-        asking = [
-            asyncio.create_task(ask(client, question)) for client, question in zip(clients, questions, strict=True)
-        ]
-        await asyncio.sleep(0.5)
+        asking = await begun(clients, questions)
         victim, other = children(running.orchestrator.pid)
         os.kill(victim, signal.SIGKILL)
         async with Client(running.orchestrator.address) as late:
@@ -61,11 +65,7 @@ async def test_a_process_that_is_killed_is_replaced_and_its_requests_resume_with
 
 async def test_a_signal_ends_all_of_them_after_their_requests() -> None:
     async with deployed() as (running, clients):
-        questions = several(len(clients), 100, random.Random(1))
-        asking = [
-            asyncio.create_task(ask(client, question)) for client, question in zip(clients, questions, strict=True)
-        ]
-        await asyncio.sleep(0.5)
+        asking = await begun(clients, several(len(clients), 100, random.Random(1)))
         pids = children(running.orchestrator.pid)
         running.orchestrator.signal(signal.SIGTERM)
         answers = await asyncio.gather(*asking)
